@@ -1,0 +1,65 @@
+"""Which kernel, in which form: the caller's by name, else by rule."""
+
+from __future__ import annotations
+
+from numba_gemm.catalog import LADDER, get_spec
+from numba_gemm.errors import KernelConstraintError
+from numba_gemm.problem import Problem
+from numba_gemm.spec import Config, KernelSpec, describe_config
+
+#: SMs assumed where no GPU says: the number of an RTX 3060, the smallest card of its generation in wide use.
+DEFAULT_SM_COUNT = 28
+
+
+def choose(
+    problem: Problem,
+    kernel: str | None = None,
+    *,
+    arch: tuple[int, int],
+    sm_count: int = DEFAULT_SM_COUNT,
+) -> tuple[KernelSpec, Config]:
+    """The kernel and its form for a problem.
+
+    Parameters
+    ----------
+    problem : what to compute.
+    kernel : a name from :func:`numba_gemm.kernels`, or None to choose by rule.
+    arch : compute capability of the GPU.
+    sm_count : its SMs, which a grid should fill.
+
+    Raises
+    ------
+    ValueError : for a name that doesn't exist.
+    KernelConstraintError : if the named kernel, or every kernel, can't take the problem.
+    """
+    spec = get_spec(kernel) if kernel is not None else _by_rule(problem, sm_count)
+    if arch < spec.min_arch:
+        raise KernelConstraintError(
+            f"kernel {spec.name} needs compute capability {_dotted(spec.min_arch)} or later and this GPU has "
+            f"{_dotted(arch)}; use device='cpu'"
+        )
+    reasons = []
+    for config in spec.configs:
+        reason = spec.unmet(problem, config)
+        if reason is None:
+            return spec, config
+        reasons.append(f"{describe_config(config) or spec.name}: {reason}")
+    others = [
+        other.name
+        for other in LADDER.values()
+        if any(other.unmet(problem, config) is None for config in other.configs)
+    ]
+    remedy = f"kernel {others[-1]!r} can" if others else "no kernel can, so split the product into blocks"
+    raise KernelConstraintError(f"kernel {spec.name} can't take this product ({'; '.join(reasons)}); {remedy}")
+
+
+def _by_rule(problem: Problem, sm_count: int) -> KernelSpec:
+    """The warp-tiled kernel where its tiles fill the GPU, else the rung whose smaller tiles fill it better."""
+    for name in ("v7", "v6"):
+        if LADDER[name].grid(problem.m, problem.n) >= sm_count:
+            return LADDER[name]
+    return LADDER["v4"]
+
+
+def _dotted(arch: tuple[int, int]) -> str:
+    return f"{arch[0]}.{arch[1]}"

@@ -1,0 +1,114 @@
+"""Numba CUDA Python → PTX. Everything that touches Numba's internals is in this one module.
+
+Numba only compiles here. The PTX it returns is assembled, loaded and launched like any other kernel's.
+Compiling needs no GPU, only the NVVM library of a CUDA toolkit (``pip install "numba-gemm[cu13]"``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from numba_gemm.compile.unroll import expand_unrolled
+from numba_gemm.errors import CompileError
+
+# `pip install --target` skips the .pth file by which numba-cuda takes the place of Numba's old CUDA target.
+with contextlib.suppress(ImportError):
+    importlib.import_module("_numba_cuda_redirector")
+
+if not hasattr(np, "row_stack"):  # numba-cuda 0.30 reads the name that NumPy 2.5 removed
+    np.row_stack = np.vstack  # type: ignore[attr-defined]
+
+try:
+    from llvmlite import ir
+    from numba import cuda
+    from numba.core import types
+    from numba.cuda.extending import intrinsic
+except ImportError as error:  # pragma: no cover - depends on the installation
+    raise CompileError(
+        f"numba-cuda could not be imported ({error}); install it with: pip install 'numba-gemm[cu13]'"
+    ) from error
+
+FLOAT_POINTER = types.CPointer(types.float32)
+
+#: The parameters of every FP32 GEMM kernel: A, B, C, M, N, K, lda, ldb, ldc, alpha, beta.
+GEMM_SIGNATURE = types.void(
+    FLOAT_POINTER,
+    FLOAT_POINTER,
+    FLOAT_POINTER,
+    *[types.uint32] * 3,
+    *[types.int64] * 3,
+    *[types.float32] * 2,
+)
+
+#: The parameters of the repacking kernel: source, target, rows, columns, their row and column strides in turn.
+REPACK_SIGNATURE = types.void(FLOAT_POINTER, FLOAT_POINTER, *[types.uint32] * 2, *[types.int64] * 4)
+
+SIGNATURES = {"gemm_f32": GEMM_SIGNATURE, "repack_f32": REPACK_SIGNATURE}
+
+
+def numba_to_ptx(
+    function: Callable[..., None],
+    abi: str,
+    arch: tuple[int, int],
+    *,
+    threads: int,
+    min_blocks_per_sm: int = 1,
+    name: str,
+) -> str:
+    """Compile a plain Python kernel function to PTX.
+
+    Parameters
+    ----------
+    function : the kernel's Python function, not decorated.
+    abi : key of :data:`SIGNATURES`.
+    arch : compute capability ``(major, minor)``.
+    threads, min_blocks_per_sm : launch bounds, from which ptxas takes its register limit.
+    name : the entry's name in the PTX, in place of Numba's mangled one.
+
+    Returns
+    -------
+    PTX text with one entry called ``name``.
+    """
+    try:
+        ptx, _ = cuda.compile_ptx(
+            expand_unrolled(function), SIGNATURES[abi], cc=arch, launch_bounds=(threads, min_blocks_per_sm)
+        )
+    except Exception as error:
+        raise CompileError(f"Numba could not compile kernel {name!r} for sm_{arch[0]}{arch[1]}: {error}") from error
+    return _rename_entry(ptx, name)
+
+
+def _rename_entry(ptx: str, name: str) -> str:
+    found = re.search(r"\.entry\s+([\w$]+)", ptx)
+    if found is None:
+        raise CompileError(f"Numba's PTX for kernel {name!r} has no entry")
+    mangled = found.group(1)
+    # Numba's environment global carries the mangled name with another prefix; it is unused on the GPU.
+    environment = re.search(r"^\.common \.global .*?NumbaEnv[^;]*;\n", ptx, re.M)
+    if environment is not None:
+        ptx = ptx.replace(environment.group(0), "")
+    return ptx.replace(mangled, name)
+
+
+def device_function(function: Callable[..., Any]) -> Any:
+    """A helper that is inlined into the kernels that call it, without asking for a GPU."""
+    return cuda.jit(device=True, inline="always")(function)
+
+
+__all__ = [
+    "FLOAT_POINTER",
+    "GEMM_SIGNATURE",
+    "SIGNATURES",
+    "cuda",
+    "device_function",
+    "intrinsic",
+    "ir",
+    "numba_to_ptx",
+    "types",
+]

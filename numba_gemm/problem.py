@@ -1,0 +1,180 @@
+"""Problem: one frozen description of a product, and every check of a call's arguments.
+
+After a Problem is built nothing checks shapes, dtypes or strides again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+from numba_gemm.arrays import Operand, overlap, overlaps_itself
+
+DTYPES = ("float32",)
+MAX_DIMENSION = 2**31 - 1
+ALIGNMENT = 16  # bytes of the widest access
+
+
+@dataclass(frozen=True)
+class Problem:
+    """C[m, n] = alpha · A[m, k] · B[k, n] + beta · C.
+
+    Attributes
+    ----------
+    m, n, k : dimensions.
+    dtype : element type of A, B and C.
+    lda, ldb, ldc : row strides in elements; rows are contiguous.
+    a_offset, b_offset, c_offset : addresses of the matrices modulo 16 bytes.
+    alpha, beta : scale factors; beta = 0 means that C isn't read.
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "float32"
+    lda: int = 0
+    ldb: int = 0
+    ldc: int = 0
+    a_offset: int = 0
+    b_offset: int = 0
+    c_offset: int = 0
+    alpha: float = 1.0
+    beta: float = 0.0
+
+    @classmethod
+    def packed(
+        cls, m: int, n: int, k: int, *, dtype: str = "float32", alpha: float = 1.0, beta: float = 0.0
+    ) -> Problem:
+        """A product of matrices without gaps between rows, at 16-byte-aligned addresses."""
+        return cls(m, n, k, dtype, lda=k, ldb=n, ldc=n, alpha=alpha, beta=beta)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations: a multiply and an add for each of m·n·k terms."""
+        return 2 * self.m * self.n * self.k
+
+    @property
+    def bytes_moved(self) -> int:
+        """The fewest bytes that must cross device memory: each input read once, C written once."""
+        itemsize = 4
+        c_passes = 2 if self.beta != 0 else 1
+        return itemsize * (self.m * self.k + self.k * self.n + c_passes * self.m * self.n)
+
+    def unaligned_for(self, width: int) -> str | None:
+        """What keeps accesses of ``width`` elements from being aligned, in words, or None if nothing does."""
+        for matrix, offset, leading, extent, name in (
+            ("A", self.a_offset, self.lda, self.k, "K"),
+            ("B", self.b_offset, self.ldb, self.n, "N"),
+            ("C", self.c_offset, self.ldc, self.n, "N"),
+        ):
+            if extent % width:
+                return f"{name} = {extent} is not a multiple of {width}"
+            if offset:
+                return f"{matrix} starts {offset} bytes past a multiple of {ALIGNMENT}"
+            if leading % width:
+                return f"the row stride of {matrix}, {leading} elements, is not a multiple of {width}"
+        return None
+
+
+def check_inputs(a: Operand, b: Operand) -> tuple[int, int, int]:
+    """Check two factors against each other and return (m, n, k).
+
+    Raises
+    ------
+    TypeError : for a dtype that no kernel takes, mixed dtypes, or one operand on the host and one on a GPU.
+    ValueError : for anything but two 2-D arrays whose inner dimensions agree, or a dimension past 2³¹ − 1.
+    """
+    for operand in (a, b):
+        _check_dtype(operand)
+        dimensions = len(operand.shape)
+        if dimensions != 2:
+            remedy = (
+                f"reshape it, for instance {operand.name}[np.newaxis, :]"
+                if dimensions < 2
+                else "multiply the matrices of a stack one by one, or use np.matmul"
+            )
+            raise ValueError(
+                f"matmul: operand {operand.name} has {dimensions} dimension{'' if dimensions == 1 else 's'}, "
+                f"and 2 are needed; {remedy}"
+            )
+        if max(operand.shape) > MAX_DIMENSION:
+            raise ValueError(
+                f"matmul: {operand.name} has shape {operand.shape}; a dimension can be {MAX_DIMENSION} at most, "
+                "so split the product into blocks"
+            )
+    _check_same_place(a, b)
+    if a.dtype != b.dtype:
+        raise TypeError(f"matmul: a is {a.dtype} and b is {b.dtype}; convert one: b.astype(a.dtype)")
+    (m, k), (k_of_b, n) = a.shape, b.shape
+    if k != k_of_b:
+        raise ValueError(
+            "matmul: Input operand 1 has a mismatch in its core dimension 0, with gufunc signature "
+            f"(n,k),(k,m)->(n,m) (size {k_of_b} is different from {k}): a has shape {a.shape}, b has shape "
+            f"{b.shape}, and the columns of a must be as many as the rows of b"
+        )
+    return m, n, k
+
+
+def check_output(out: Operand, a: Operand, b: Operand) -> None:
+    """Check the array that the product of ``a`` and ``b`` is to be written to.
+
+    Raises
+    ------
+    TypeError : for another dtype than the inputs', or memory in another place.
+    ValueError : for another shape than (m, n), for a read-only array, one that shares memory with an input, or one
+        whose own elements overlap.
+    """
+    name = out.name
+    _check_dtype(out)
+    _check_same_place(out, a)
+    if out.dtype != a.dtype:
+        raise TypeError(f"matmul: {name} is {out.dtype} and the product is {a.dtype}; pass {name} as {a.dtype}")
+    shape = (a.shape[0], b.shape[1])
+    if out.shape != shape:
+        raise ValueError(f"matmul: {name} has shape {out.shape}; the product has shape {shape}")
+    if out.readonly:
+        raise ValueError(f"matmul: {name} is read-only; pass an array that can be written")
+    if overlaps_itself(out):
+        raise ValueError(
+            f"matmul: elements of {name} share memory with one another (a broadcast view?); pass {name}.copy()"
+        )
+    for operand in (a, b):
+        if overlap(out, operand):
+            raise ValueError(
+                f"matmul: {name} shares memory with {operand.name}, which is read while {name} is written; "
+                f"pass another array as {name}, or {operand.name}.copy()"
+            )
+
+
+def check_scale(name: str, value: Any) -> float:
+    """A scale factor as a float.
+
+    Raises
+    ------
+    TypeError : if it isn't a real number.
+    ValueError : if float32 can't hold it.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"gemm: {name} is {value!r}; it must be a real number")
+    number = float(value)
+    if abs(number) > 3.4028234663852886e38 and abs(number) != float("inf"):
+        raise ValueError(f"gemm: {name} = {number} is past the range of float32")
+    return number
+
+
+def _check_dtype(operand: Operand) -> None:
+    if operand.dtype not in DTYPES:
+        raise TypeError(
+            f"matmul: {operand.name} is {operand.dtype}; the kernels take {' or '.join(DTYPES)}, so convert it: "
+            f"{operand.name}.astype(np.float32)"
+        )
+
+
+def _check_same_place(x: Operand, y: Operand) -> None:
+    if x.on_device != y.on_device:
+        host, device = (y, x) if x.on_device else (x, y)
+        raise TypeError(
+            f"matmul: {host.name} is {host.place} and {device.name} is {device.place}; move one of them: "
+            f"numba.cuda.to_device({host.name}), or {device.name}.copy_to_host()"
+        )
