@@ -80,9 +80,7 @@ def as_operand(name: str, array: Any) -> Operand:
         if is_numba_array(array):
             return _from_interface(name, array, interface)
         package = type(array).__module__.partition(".")[0]
-        raise TypeError(
-            f"{name} is a {package} array; pass numba.cuda.as_cuda_array({name}), which shares its memory"
-        )
+        raise TypeError(f"{name} is a {package} array; pass numba.cuda.as_cuda_array({name}), which shares its memory")
     raise TypeError(
         f"{name} is a {type(array).__name__}, not an array; pass a NumPy array "
         f"(np.asarray({name}, dtype=np.float32)) or a Numba device array (numba.cuda.to_device({name}))"
@@ -186,7 +184,7 @@ def overlap(x: Operand, y: Operand) -> bool:
         return False
     first, second = (np.asarray(_AddressOnly(operand)) for operand in (x, y))
     try:
-        return bool(np.shares_memory(first, second, max_work=100_000))
+        return bool(np.shares_memory(first, second, max_work=100_000))  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 
@@ -194,9 +192,7 @@ def overlap(x: Operand, y: Operand) -> bool:
 def overlaps_itself(operand: Operand) -> bool:
     """Whether two indices name the same element, as in a broadcast view."""
     extents = sorted(
-        (abs(stride), extent)
-        for stride, extent in zip(operand.strides, operand.shape, strict=True)
-        if extent > 1
+        (abs(stride), extent) for stride, extent in zip(operand.strides, operand.shape, strict=True) if extent > 1
     )
     reach = 0
     for stride, extent in extents:

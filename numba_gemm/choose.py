@@ -45,20 +45,22 @@ def choose(
             return spec, config
         reasons.append(f"{describe_config(config) or spec.name}: {reason}")
     others = [
-        other.name
-        for other in LADDER.values()
-        if any(other.unmet(problem, config) is None for config in other.configs)
+        other.name for other in LADDER.values() if any(other.unmet(problem, config) is None for config in other.configs)
     ]
     remedy = f"kernel {others[-1]!r} can" if others else "no kernel can, so split the product into blocks"
     raise KernelConstraintError(f"kernel {spec.name} can't take this product ({'; '.join(reasons)}); {remedy}")
 
 
 def _by_rule(problem: Problem, sm_count: int) -> KernelSpec:
-    """The warp-tiled kernel where its tiles fill the GPU, else the rung whose smaller tiles fill it better."""
-    for name in ("v7", "v6"):
-        if LADDER[name].grid(problem.m, problem.n) >= sm_count:
-            return LADDER[name]
-    return LADDER["v4"]
+    """The warp-tiled kernel where its tiles fill the GPU; below that, smaller tiles or more threads a tile.
+
+    The limits are where the rungs' times cross on an H200: at 1024³ (64 tiles of 128×128 for 132 SMs) v6 leads, at
+    512³ (16 tiles) v3 does, whose 32×32 tiles reach every SM.
+    """
+    tiles = LADDER["v7"].grid(problem.m, problem.n)
+    if tiles >= sm_count:
+        return LADDER["v7"]
+    return LADDER["v6"] if 6 * tiles >= sm_count else LADDER["v3"]
 
 
 def _dotted(arch: tuple[int, int]) -> str:

@@ -53,9 +53,7 @@ def load_global_v4(typingctx: Any, pointer: Any, index: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = builder.gep(args[0], [args[1]])
         function_type = ir.FunctionType(_FLOAT4, [address.type])
-        assembly = ir.InlineAsm(
-            function_type, "ld.global.nc.v4.f32 {$0, $1, $2, $3}, [$4];", "=f,=f,=f,=f,l"
-        )
+        assembly = ir.InlineAsm(function_type, "ld.global.nc.v4.f32 {$0, $1, $2, $3}, [$4];", "=f,=f,=f,=f,l")
         return _float4_tuple(context, builder, builder.call(assembly, [address]))
 
     return signature, codegen

@@ -2,8 +2,8 @@
 
 The rules: CUDA events on one stream; a warm-up, so that module loads and clocks are out of the way; several sets of
 random inputs, visited in turn, that together exceed the L2 cache several times over; the contenders interleaved,
-A B A B …, so that drifting clocks and power hit all alike; medians, with the spread beside them; short work replayed from
-a captured graph, so that what is timed is the GPU's work and not the host's launches. Clocks are left as they are.
+A B A B …, so that drifting clocks and power hit all alike; medians, with the spread beside them; short work replayed
+from a captured graph, so that what is timed is the GPU's work and not the host's launches. Clocks stay as they are.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def time_interleaved(contenders: Sequence[Work], *, sets: int, rounds: int = 7) 
     for work in contenders:
         work(0, handle)  # loads the module
         stream.synchronize()
-        estimate = measure(lambda work=work: [work(i, handle) for i in range(sets)]) / sets  # type: ignore[misc]
+        estimate = measure(_launcher(work, sets, sets, handle)) / sets
         repeats = max(1, min(2000, round(BATCH_US / max(estimate, 0.5))))
         # Whole turns over the sets, so that every round sees the same data.
         count = -(-repeats // sets) * sets if estimate < BATCH_US else 1
@@ -99,7 +99,8 @@ def time_interleaved(contenders: Sequence[Work], *, sets: int, rounds: int = 7) 
     ]
 
 
-def _runner(work: Work, count: int, sets: int, stream: int, *, graph: bool) -> Callable[[], None]:
+def _launcher(work: Work, count: int, sets: int, stream: int) -> Callable[[], None]:
+    """Launches ``count`` pieces of work, each on the set of inputs after the one before."""
     position = 0
 
     def launch_all() -> None:
@@ -108,6 +109,11 @@ def _runner(work: Work, count: int, sets: int, stream: int, *, graph: bool) -> C
             work(position, stream)
             position = (position + 1) % sets
 
+    return launch_all
+
+
+def _runner(work: Work, count: int, sets: int, stream: int, *, graph: bool) -> Callable[[], None]:
+    launch_all = _launcher(work, count, sets, stream)
     if not graph:
         return launch_all
     graphs: list[Graph] = []

@@ -94,9 +94,7 @@ def check(result: npt.NDArray[Any], expected: Reference, *, exact: bool = False)
     ``exact`` asks for equality, for inputs whose product has no rounding. NaN never passes.
     """
     if result.shape != expected.value.shape:
-        return Verdict(
-            False, np.inf, (), f"the result has shape {result.shape}, not {expected.value.shape}"
-        )
+        return Verdict(False, np.inf, (), f"the result has shape {result.shape}, not {expected.value.shape}")
     if result.size == 0:
         return Verdict(True, 0.0, (), "")
     with np.errstate(invalid="ignore", over="ignore"):

@@ -23,7 +23,15 @@ __all__ = ["CompiledKernel", "Resources", "arch_name", "compile_kernel", "kernel
 
 #: Modules whose source decides what PTX comes out, whatever the kernel.
 _COMPILER_SOURCES = ("numba_gemm.compile.numba_source", "numba_gemm.compile.unroll")
-_TOOLS = ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink", "cuda-core", "nvidia-cuda-nvcc")
+_TOOLS = (
+    "numba",
+    "numba-cuda",
+    "llvmlite",
+    "nvidia-nvvm",
+    "nvidia-nvjitlink",
+    "cuda-core",
+    "nvidia-cuda-nvcc",
+)
 
 _kernels: dict[str, CompiledKernel] = {}
 _lock = threading.Lock()

@@ -27,12 +27,14 @@ if not hasattr(np, "row_stack"):  # numba-cuda 0.30 reads the name that NumPy 2.
 try:
     from llvmlite import ir
     from numba import cuda
-    from numba.core import types
+    from numba.core import types as _types
     from numba.cuda.extending import intrinsic
 except ImportError as error:  # pragma: no cover - depends on the installation
     raise CompileError(
         f"numba-cuda could not be imported ({error}); install it with: pip install 'numba-gemm[cu13]'"
     ) from error
+
+types: Any = _types
 
 FLOAT_POINTER = types.CPointer(types.float32)
 

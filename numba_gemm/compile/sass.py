@@ -100,9 +100,7 @@ def _label_addresses(text: str) -> dict[str, int]:
 _MULTIPLIES = ("FFMA", "HMMA", "HGMMA", "IMMA", "DMMA", "QMMA", "QGMMA", "DFMA", "HFMA2")
 
 
-def _main_loop(
-    instructions: tuple[SassInstruction, ...], labels: dict[str, int]
-) -> tuple[SassInstruction, ...]:
+def _main_loop(instructions: tuple[SassInstruction, ...], labels: dict[str, int]) -> tuple[SassInstruction, ...]:
     """The backward branch with the most multiplies in the range it repeats; of nested ones, the innermost."""
     best: tuple[SassInstruction, ...] = ()
     best_score = (0, 0)

@@ -63,7 +63,7 @@ def expand_unrolled(function: Callable[..., Any]) -> Callable[..., Any]:
         decorator_list=[],
     )
     if hasattr(ast, "TypeAlias"):  # Python 3.12 added the field
-        factory.type_params = []
+        setattr(factory, "type_params", [])  # noqa: B010 - older stubs don't know it
     module = ast.fix_missing_locations(ast.Module([factory], []))
     namespace: dict[str, Any] = {}
     exec(compile(module, function.__code__.co_filename, "exec"), function.__globals__, namespace)
@@ -85,9 +85,7 @@ class _Unroller(ast.NodeTransformer):
 
     def visit_For(self, loop: ast.For) -> Any:
         if not (
-            isinstance(loop.iter, ast.Call)
-            and isinstance(loop.iter.func, ast.Name)
-            and loop.iter.func.id == "unroll"
+            isinstance(loop.iter, ast.Call) and isinstance(loop.iter.func, ast.Name) and loop.iter.func.id == "unroll"
         ):
             loop.body = self.expand_all(loop.body)
             return loop
@@ -95,8 +93,8 @@ class _Unroller(ast.NodeTransformer):
             raise ValueError(f"line {loop.lineno}: unroll needs a plain loop variable and no else")
         target = loop.target.id
         for node in ast.walk(loop):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == target:
-                if node is not loop.target:
+            if node is not loop.target and isinstance(node, ast.Name) and node.id == target:
+                if isinstance(node.ctx, ast.Store):
                     raise ValueError(f"line {node.lineno}: the body of an unrolled loop assigns to {target!r}")
         _refuse_jumps(loop.body)
         bounds = [self._value(argument) for argument in loop.iter.args]

@@ -29,9 +29,7 @@ def driver() -> Any:
     try:
         (code,) = module.cuInit(0)
     except Exception as error:  # cuda-python raises its own types when libcuda.so is missing
-        raise NoDeviceError(
-            f"no NVIDIA driver: libcuda.so could not be loaded ({error}). {_REMEDY}"
-        ) from error
+        raise NoDeviceError(f"no NVIDIA driver: libcuda.so could not be loaded ({error}). {_REMEDY}") from error
     if int(code) != 0:
         raise NoDeviceError(f"the NVIDIA driver found no usable GPU (cuInit: {code.name}). {_REMEDY}")
     if check(module.cuDeviceGetCount(), "cuDeviceGetCount") == 0:

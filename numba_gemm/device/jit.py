@@ -35,9 +35,7 @@ def driver_link(ptx: str, arch: str) -> tuple[bytes | None, str, str]:
     if int(code) != 0:
         return None, "", describe(code)
     try:
-        (code,) = cu.cuLinkAddData(
-            link, cu.CUjitInputType.CU_JIT_INPUT_PTX, text, len(text), b"kernel.ptx", 0, [], []
-        )
+        (code,) = cu.cuLinkAddData(link, cu.CUjitInputType.CU_JIT_INPUT_PTX, text, len(text), b"kernel.ptx", 0, [], [])
         if int(code) == 0:
             code, address, size = cu.cuLinkComplete(link)
         if int(code) != 0:

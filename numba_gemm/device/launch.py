@@ -57,9 +57,7 @@ def launch(
     buffer = _buffer
     parameters.pack_into(buffer.data, 0, *values)
     buffer.size.value = parameters.size
-    (code,) = driver().cuLaunchKernel(
-        function.handle, *grid, *block, dynamic_shared_bytes, stream, 0, buffer.address
-    )
+    (code,) = driver().cuLaunchKernel(function.handle, *grid, *block, dynamic_shared_bytes, stream, 0, buffer.address)
     if int(code) != 0:
         raise CudaError(
             f"launching kernel {function.name} with grid {grid} and block {block} failed: {describe(code)} "

@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from numba_gemm.device.driver import check, driver
@@ -25,9 +24,7 @@ class DeviceBuffer:
         self.stream = stream
         self.pointer = 0
         if nbytes:
-            self.pointer = int(
-                check(driver().cuMemAllocAsync(nbytes, stream), f"allocating {nbytes} bytes on the GPU")
-            )
+            self.pointer = int(check(driver().cuMemAllocAsync(nbytes, stream), f"allocating {nbytes} bytes on the GPU"))
 
     def free(self) -> None:
         """Give the memory back once the stream's work so far is done; a second call does nothing."""

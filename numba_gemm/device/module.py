@@ -41,9 +41,7 @@ def load(compiled: CompiledKernel, context: Context, *, dynamic_shared_bytes: in
         return function
     cu = driver()
     module = check(cu.cuModuleLoadData(compiled.cubin), f"loading kernel {compiled.entry}")
-    handle = check(
-        cu.cuModuleGetFunction(module, compiled.entry.encode()), f"cuModuleGetFunction({compiled.entry})"
-    )
+    handle = check(cu.cuModuleGetFunction(module, compiled.entry.encode()), f"cuModuleGetFunction({compiled.entry})")
 
     def attribute(name: str) -> int:
         key = getattr(cu.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")

@@ -34,12 +34,10 @@ def build():
         accumulator = float32(0)
         a = int64(row) * lda
         b = int64(column)
-        k = uint32(0)
-        while k < K:
+        for _ in range(int64(K)):
             accumulator += A[a] * B[b]
             a += 1
             b += ldb
-            k = uint32(k + 1)
 
         store_output(C, int64(row) * ldc + int64(column), accumulator, alpha, beta)
 

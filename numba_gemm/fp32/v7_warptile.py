@@ -27,6 +27,7 @@ TM, TN = 8, 4  # of one strip; a thread owns TM × (WNITER · TN) outputs
 STRIP = WN // WNITER
 LANES_N = STRIP // TN  # lanes side by side in a strip
 COLUMNS = WNITER * TN
+UNROLL_K = 2  # steps of k whose loads and FMAs may overlap
 THREADS = 32 * (BM // WM) * (BN // WN)
 VECTOR = 4
 A_TILE, B_TILE = BK * BM, BK * BN  # words of shared memory
@@ -72,9 +73,7 @@ def build(vector_width: int):
             for copy in range(COPIES):
                 row_in_tile = uint32(thread // uint32(A_GROUPS) + uint32(copy * THREADS // A_GROUPS))
                 column_in_tile = thread % uint32(A_GROUPS) * uint32(VECTOR)
-                x, y, z, w = load_group(
-                    A, uint32(tile_row + row_in_tile), M, uint32(k0 + column_in_tile), K, lda
-                )
+                x, y, z, w = load_group(A, uint32(tile_row + row_in_tile), M, uint32(k0 + column_in_tile), K, lda)
                 slot = uint32(column_in_tile * uint32(BM) + row_in_tile)
                 As[slot] = x
                 As[uint32(slot + uint32(BM))] = y
@@ -83,23 +82,24 @@ def build(vector_width: int):
             for copy in range(COPIES):
                 row_in_tile = uint32(thread // uint32(B_GROUPS) + uint32(copy * THREADS // B_GROUPS))
                 column_in_tile = thread % uint32(B_GROUPS) * uint32(VECTOR)
-                x, y, z, w = load_group(
-                    B, uint32(k0 + row_in_tile), K, uint32(tile_column + column_in_tile), N, ldb
-                )
+                x, y, z, w = load_group(B, uint32(k0 + row_in_tile), K, uint32(tile_column + column_in_tile), N, ldb)
                 store_shared_v4(Bs, uint32(row_in_tile * uint32(BN) + column_in_tile), x, y, z, w)
             cuda.syncthreads()  # the tile is whole before anyone reads it
 
-            for k in unroll(BK):
-                for i in range(0, TM, VECTOR):
-                    x, y, z, w = load_shared_v4(As, uint32(uint32(k * BM) + first_row + uint32(i)))
-                    a_values[i], a_values[i + 1], a_values[i + 2], a_values[i + 3] = x, y, z, w
-                for strip in range(WNITER):
-                    x, y, z, w = load_shared_v4(Bs, uint32(uint32(k * BN) + first_column + uint32(strip * STRIP)))
-                    j = strip * TN
-                    b_values[j], b_values[j + 1], b_values[j + 2], b_values[j + 3] = x, y, z, w
-                for i in range(TM):
-                    for j in range(COLUMNS):
-                        accumulator[i, j] += a_values[i] * b_values[j]
+            for k_begin in range(0, BK, UNROLL_K):
+                for step in unroll(UNROLL_K):
+                    k = uint32(k_begin + step)
+                    for i in range(0, TM, VECTOR):
+                        x, y, z, w = load_shared_v4(As, uint32(k * uint32(BM) + first_row + uint32(i)))
+                        a_values[i], a_values[i + 1], a_values[i + 2], a_values[i + 3] = x, y, z, w
+                    for strip in range(WNITER):
+                        j = strip * TN
+                        slot = uint32(k * uint32(BN) + first_column + uint32(strip * STRIP))
+                        x, y, z, w = load_shared_v4(Bs, slot)
+                        b_values[j], b_values[j + 1], b_values[j + 2], b_values[j + 3] = x, y, z, w
+                    for i in range(TM):
+                        for j in range(COLUMNS):
+                            accumulator[i, j] += a_values[i] * b_values[j]
             cuda.syncthreads()  # everyone has read it before anyone overwrites it
             k0 = uint32(k0 + uint32(BK))
 
@@ -131,6 +131,7 @@ SPEC = KernelSpec(
     threads=THREADS,
     loads_per_fma=0.1875,
     build=build,
+    min_blocks_per_sm=3,  # 168 registers a thread, 12 warps an SM
     configs=(make_config(vector_width=4), make_config(vector_width=1)),
     helpers=("numba_gemm.intrinsics", "numba_gemm.fp32.epilogue", "numba_gemm.fp32.tile_loads"),
 )
