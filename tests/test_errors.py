@@ -140,13 +140,17 @@ def test_unknown_kernels_are_named_with_those_there_are(device):
 
 
 def test_unknown_devices_are_named_with_those_there_are():
-    with pytest.raises(ValueError, match="device is 'tpu'; it must be one of 'auto', 'cuda', 'cpu'"):
+    with pytest.raises(ValueError, match="device is 'tpu'; it must be one of 'auto', 'cuda', 'cpu', 'emulator'"):
         ng.matmul(A, B, device="tpu")
 
 
 @pytest.mark.parametrize(
     ("kernel", "device", "message"),
-    [("v7", "cpu", "use device='cuda', or kernel='cpu'"), ("cpu", "cuda", "use device='cpu'")],
+    [
+        ("v7", "cpu", "use device='cuda', or kernel='cpu'"),
+        ("cpu", "cuda", "use device='cpu'"),
+        ("cpu", "emulator", "use device='cpu'"),
+    ],
 )
 def test_kernels_on_the_wrong_device(kernel, device, message):
     with pytest.raises(ValueError, match=message):

@@ -24,6 +24,11 @@ class Stream:
         """Wait for the work on this stream; a kernel's fault shows here."""
         synchronize_stream(int(self))
 
+    def __del__(self) -> None:
+        handle = self.__dict__.get("_handle")
+        if handle is not None:
+            driver().cuStreamDestroy(handle)  # work already given to it is still done
+
 
 def synchronize_stream(stream: int, *, after: str = "") -> None:
     """Wait for a stream; ``after`` names the work in the error if it failed."""

@@ -72,4 +72,5 @@ SPEC = KernelSpec(
     threads=TILE * TILE,
     loads_per_fma=2.0,
     build=build,
+    min_blocks_per_sm=2,  # 32 registers a thread, so that two blocks of 1024 threads fit
 )

@@ -1,0 +1,126 @@
+"""Record benchmark runs: ``python bench/bench.py NAME …`` writes ``bench/results/<gpu>/NAME.json`` for each name.
+
+    ladder                                    v1 … v7 at 1024, 2048 and 4096 cubed, beside cuBLAS
+    square small odd skinny deepk llm         the suites: the library's own choice, v6 and v7
+    host_overhead                             host time of one call, and time of the first call in a process
+    cpu                                       the CPU baseline beside NumPy's BLAS; needs no GPU
+    resources                                 registers, occupancy and instruction mix of every kernel; needs no GPU
+
+Several names run one after the other, each in a process of its own, so that a fault in one leaves the others alone.
+A kernel or peer that fails is a row with its error, and the exit status is then 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if importlib.util.find_spec("numba_gemm") is None:
+    sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "bench"))
+
+from numba_gemm.benchmark.cpu import bench_cpu  # noqa: E402
+from numba_gemm.benchmark.forms import REPORT_ARCHS, all_forms, report_forms  # noqa: E402
+from numba_gemm.benchmark.peers import find_peer  # noqa: E402
+from numba_gemm.benchmark.record import Record, Row, environment, slug  # noqa: E402
+from numba_gemm.benchmark.report import cpu_table, failures, forms_table, shape_table  # noqa: E402
+from numba_gemm.benchmark.runner import bench_gpu  # noqa: E402
+from numba_gemm.benchmark.suites import CPU_SIZES, LADDER_SIZES, SUITES, cube  # noqa: E402
+from numba_gemm.catalog import LADDER  # noqa: E402
+from numba_gemm.device.context import current_context  # noqa: E402
+from numba_gemm.errors import NumbaGemmError  # noqa: E402
+from numba_gemm.report import render  # noqa: E402
+
+NAMES = ("ladder", *SUITES, "host_overhead", "cpu", "resources")
+SUITE_KERNELS = ("auto", "v6", "v7")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="+", choices=NAMES, metavar="NAME", help="what to record, see above")
+    parser.add_argument("--kernels", nargs="+", metavar="K", help="other kernels than the usual ones")
+    parser.add_argument("--rounds", type=int, default=9, help="measurements of each kernel (default: 9)")
+    parser.add_argument("--peer", default="auto", help="as for numba-gemm bench (default: auto)")
+    parser.add_argument("--results", default=ROOT / "bench" / "results", type=Path, help="folder to write to")
+    parser.add_argument("--commit", help="of the source, where there is no git to ask")
+    args = parser.parse_args()
+    if len(args.names) > 1:
+        return run_each(args.names)
+    (name,) = args.names
+    start = time.perf_counter()
+    try:
+        record = make_record(name, args)
+    except NumbaGemmError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 2
+    folder = slug(record.environment["gpu"] or "cpu")
+    path = args.results / folder / f"{name}.json"
+    record.write(path)
+    failed = failures(record.rows) + [f"{r['kernel']}: {r['error']}" for r in record.resources if r["error"]]
+    for line in failed:
+        print(f"failed: {line}")
+    print(f"{name}: {len(record.rows) + len(record.resources)} rows in {path}, {time.perf_counter() - start:.0f} s")
+    return 1 if failed else 0
+
+
+def run_each(names: list[str]) -> int:
+    """This script once for each name; the exit status is the worst of theirs."""
+    others = [argument for argument in sys.argv[1:] if argument not in names]
+    worst = 0
+    for name in names:
+        print(f"== {name}", flush=True)
+        worst = max(worst, abs(subprocess.run([sys.executable, __file__, name, *others], check=False).returncode))
+    return worst
+
+
+def make_record(name: str, args: argparse.Namespace) -> Record:
+    if name == "cpu":
+        rows = bench_cpu([cube(size) for size in CPU_SIZES], rounds=args.rounds)
+        print(render(cpu_table(rows), 200))
+        return Record(environment(commit=args.commit), rows)
+    if name == "resources":
+        reports = report_forms(all_forms(args.kernels or list(LADDER), REPORT_ARCHS))
+        print(render(forms_table(reports), 200))
+        resources = [report.to_dict() for report in reports]
+        return Record(environment(commit=args.commit), resources=resources)
+    if name == "host_overhead":
+        module = importlib.import_module("host_overhead")
+        record: Record = module.record(rounds=20, commit=args.commit)
+        return record
+    return on_gpu(name, args)
+
+
+def on_gpu(name: str, args: argparse.Namespace) -> Record:
+    device = current_context().device
+    if name == "ladder":
+        kernels, shapes = args.kernels or list(LADDER), [cube(size) for size in LADDER_SIZES]
+    else:
+        kernels, shapes = args.kernels or list(SUITE_KERNELS), list(SUITES[name])
+    compiled = list(LADDER) if "auto" in kernels else kernels
+    for report in report_forms(all_forms(compiled, [device.compute_capability]), sass=False):
+        if report.error:
+            print(f"{report.kernel} {report.config}: {report.error}")
+    peer, why_not = find_peer(args.peer)
+    print(peer.version if peer else why_not, flush=True)
+
+    def show(suite: str, shape: object, rows: list[Row]) -> None:
+        print(render(shape_table(f"{suite} {shape}", rows), 200), flush=True)
+
+    return bench_gpu(
+        [(name, shape) for shape in shapes],
+        kernels,
+        peer=peer,
+        rounds=args.rounds,
+        commit=args.commit,
+        on_shape=show,
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,188 @@
+"""The resource report of compiled kernels: every form for several architectures, with no GPU, on all cores."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from numba_gemm.catalog import LADDER, get_spec
+from numba_gemm.compile import CompiledKernel, arch_name, compile_kernel
+from numba_gemm.compile.occupancy import Occupancy, occupancy
+from numba_gemm.compile.sass import SassReport, disassemble
+from numba_gemm.errors import CompileError
+from numba_gemm.spec import Config, KernelSpec, describe_config
+
+Arch = tuple[int, int]
+
+#: Architectures that are compiled for where there is no GPU to ask: A100, H100/H200, and consumer Blackwell.
+REPORT_ARCHS: tuple[Arch, ...] = ((8, 0), (9, 0), (12, 0))
+
+
+@dataclass(frozen=True)
+class FormReport:
+    """What one compiled form of a kernel takes on one architecture.
+
+    ``loop`` and ``whole`` count machine instructions by class in the main loop and in the whole kernel; empty if no
+    disassembler is installed, and ``note`` then says so. ``error`` is why it didn't compile, empty if it did.
+    """
+
+    kernel: str
+    config: str
+    arch: str
+    threads: int = 0
+    registers: int | None = None
+    spill_bytes: int | None = None
+    stack_bytes: int | None = None
+    shared_bytes: int | None = None
+    blocks_per_sm: int | None = None
+    occupancy: float | None = None
+    limited_by: str = ""
+    assembler: str = ""
+    loop: dict[str, int] = field(default_factory=dict)
+    whole: dict[str, int] = field(default_factory=dict)
+    note: str = ""
+    error: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def all_forms(kernels: Sequence[str], archs: Sequence[Arch]) -> list[tuple[str, Config, Arch]]:
+    """Every compiled form of the named kernels on every architecture, in ladder order."""
+    return [
+        (name, config, arch)
+        for name in kernels
+        for config in get_spec(name).configs
+        for arch in archs
+        if arch >= get_spec(name).min_arch
+    ]
+
+
+def form_occupancy(spec: KernelSpec, kernel: CompiledKernel, arch: Arch) -> Occupancy:
+    """How many blocks of a compiled form fit on one SM."""
+    return occupancy(
+        arch,
+        threads=spec.threads,
+        registers=kernel.resources.registers,
+        shared_bytes=kernel.resources.shared_bytes,
+    )
+
+
+def report_form(name: str, config: Config, arch: Arch, *, sass: bool = True) -> FormReport:
+    """Compile (or take from the cache) one form and report what it takes; a failure is reported, not raised."""
+    spec = get_spec(name)
+    described = describe_config(config)
+    try:
+        kernel = compile_kernel(spec, config, arch)
+    except Exception as error:  # a report of many kernels shows a failing one as a row
+        return FormReport(name, described, arch_name(arch), error=_first_line(error))
+    resources = kernel.resources
+    fits = form_occupancy(spec, kernel, arch)
+    machine_code: SassReport | None = None
+    note = ""
+    if sass:
+        try:
+            machine_code = disassemble(kernel.cubin)
+        except CompileError as error:
+            note = _first_line(error)
+    return FormReport(
+        kernel=name,
+        config=described,
+        arch=kernel.arch,
+        threads=spec.threads,
+        registers=resources.registers,
+        spill_bytes=resources.spill_store_bytes + resources.spill_load_bytes,
+        stack_bytes=resources.stack_bytes,
+        shared_bytes=resources.shared_bytes,
+        blocks_per_sm=fits.blocks,
+        occupancy=fits.fraction,
+        limited_by=fits.limited_by,
+        assembler=kernel.assembler,
+        loop=dict(machine_code.main_loop_mix()) if machine_code else {},
+        whole=dict(machine_code.mix()) if machine_code else {},
+        note=note,
+    )
+
+
+def report_forms(
+    forms: Sequence[tuple[str, Config, Arch]],
+    *,
+    workers: int | None = None,
+    sass: bool = True,
+    on_done: Callable[[FormReport], None] = lambda _: None,
+) -> list[FormReport]:
+    """Reports of many forms, compiled by several processes, since Numba compiles one kernel at a time in each.
+
+    Parameters
+    ----------
+    forms : from :func:`all_forms`.
+    workers : processes; None takes one a core, 1 compiles in this process.
+    sass : whether to disassemble and count instructions.
+    on_done : called with each report as it arrives, in any order.
+
+    Returns
+    -------
+    One report a form, in the order of ``forms``.
+    """
+    workers = min(workers or _cores(), len(forms))
+    if workers <= 1:
+        reports = []
+        for form in forms:
+            reports.append(report_form(*form, sass=sass))
+            on_done(reports[-1])
+        return reports
+    found: dict[int, FormReport] = {}
+    before = set(multiprocessing.active_children())
+    executor = ProcessPoolExecutor(
+        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_ignore_interrupt
+    )
+    try:
+        # The largest kernels first, so that no core is left with a long one at the end.
+        order = sorted(range(len(forms)), key=lambda index: list(LADDER).index(forms[index][0]), reverse=True)
+        futures = {executor.submit(report_form, *forms[index], sass=sass): index for index in order}
+        for future in as_completed(futures):
+            index = futures[future]
+            try:
+                found[index] = future.result()
+            except Exception as error:  # the process died
+                name, config, arch = forms[index]
+                found[index] = FormReport(name, describe_config(config), arch_name(arch), error=_first_line(error))
+            on_done(found[index])
+    except BaseException:
+        for child in set(multiprocessing.active_children()) - before:
+            with contextlib.suppress(OSError):
+                child.terminate()
+        raise
+    finally:
+        executor.shutdown(wait=True, cancel_futures=True)
+    return [found[index] for index in range(len(forms))]
+
+
+def fmas(mix: dict[str, int]) -> int:
+    """Scalar FP32 multiply-adds in an instruction mix (a packed FFMA2 counts twice)."""
+    return mix.get("FFMA", 0) + 2 * mix.get("FFMA2", 0)
+
+
+def shared_loads(mix: dict[str, int]) -> int:
+    """Shared-memory load instructions in an instruction mix, of any width."""
+    return sum(count for name, count in mix.items() if name.partition(".")[0] in ("LDS", "LDSM"))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _ignore_interrupt() -> None:
+    """In a worker: Ctrl-C is the parent's to handle."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__

@@ -1,0 +1,76 @@
+"""Names that a user types: kernels, architectures, configs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from numba_gemm.catalog import CPU_BASELINE, LADDER, get_spec, kernel_names
+from numba_gemm.spec import Config, KernelSpec, describe_config, make_config
+
+
+def check_kernels(names: Sequence[str], *, also: Sequence[str] = ()) -> list[str]:
+    """The names once each, or every kernel if there are none.
+
+    Raises
+    ------
+    ValueError : for one that is neither a kernel nor in ``also``.
+    """
+    for name in names:
+        if name != CPU_BASELINE and name not in also:
+            get_spec(name)
+    return list(dict.fromkeys(names)) or kernel_names()
+
+
+def gpu_kernels(names: Sequence[str]) -> list[str]:
+    """Those of the names that are GPU kernels."""
+    return [name for name in names if name in LADDER]
+
+
+def parse_arch(text: str) -> tuple[int, int]:
+    """``"sm_90"``, ``"90"`` or ``"9.0"`` as (9, 0).
+
+    Raises
+    ------
+    ValueError : for anything else.
+    """
+    found = re.fullmatch(r"(?:sm_|compute_)?(\d{1,2})\.?(\d)", text)
+    if not found:
+        raise ValueError(f"architecture {text!r} has another form than sm_90")
+    arch = (int(found.group(1)), int(found.group(2)))
+    if not (7, 5) <= arch <= (12, 9):
+        raise ValueError(f"architecture {text!r} is outside the range sm_75 … sm_129")
+    return arch
+
+
+def parse_config(spec: KernelSpec, parts: Sequence[str]) -> Config:
+    """``["vector_width=1"]`` as the kernel's config; none given is the first, which is the fastest.
+
+    Raises
+    ------
+    ValueError : if the kernel has no such compiled form; the message lists those it has.
+    """
+    if not parts:
+        return spec.configs[0]
+    values = {}
+    for part in parts:
+        key, _, value = part.partition("=")
+        if not value.isdigit():
+            raise ValueError(f"config {part!r} has another form than name=number, for instance vector_width=1")
+        values[key] = int(value)
+    config = make_config(**values)
+    if config not in spec.configs:
+        forms = " | ".join(describe_config(known) or "(none)" for known in spec.configs)
+        raise ValueError(f"kernel {spec.name} has no form {describe_config(config)!r}; its forms are: {forms}")
+    return config
+
+
+def default_arch() -> tuple[int, int]:
+    """The GPU's, or that of an H100 where there is no GPU."""
+    from numba_gemm.device.driver import is_available
+
+    if is_available():
+        from numba_gemm.device.context import device_properties
+
+        return device_properties().compute_capability
+    return (9, 0)
