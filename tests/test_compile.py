@@ -15,7 +15,7 @@ import pytest
 from numba_gemm import compile as compile_package
 from numba_gemm.catalog import LADDER
 from numba_gemm.compile import assembler, cache, compile_kernel, kernel_ptx
-from numba_gemm.compile.occupancy import occupancy
+from numba_gemm.compile.occupancy import REGISTERS_PER_SM, occupancy, sm_limits
 from numba_gemm.compile.resources import elf_section_sizes, read_resources
 from numba_gemm.compile.sass import disassemble, parse_sass
 from numba_gemm.errors import CompileError
@@ -33,7 +33,8 @@ def test_no_rung_spills_or_uses_local_memory(form, arch):
     spec = LADDER[name]
     resources = compile_kernel(spec, config, arch).resources
     assert not resources.uses_local_memory
-    limit = 65536 // (spec.threads * spec.min_blocks_per_sm)
+    blocks = min(spec.min_blocks_per_sm, sm_limits(arch).warps * 32 // spec.threads)
+    limit = REGISTERS_PER_SM // (spec.threads * blocks)
     assert 10 <= resources.registers <= min(255, limit)
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
@@ -63,31 +62,36 @@ def assemble(ptx: str, arch: str) -> tuple[bytes, str, str]:
 
 
 def _nvjitlink(ptx: str, arch: str) -> tuple[bytes, str]:
+    # cuda-core's Linker isn't used: it takes the driver's linker where it finds nvJitLink too old, and the driver
+    # keeps what it has linked in a cache of its own, from which it answers with an empty log.
     try:
-        from cuda.core import Linker, LinkerOptions, ObjectCode
-    except ImportError:
-        try:  # the names before cuda-core 1.0
-            from cuda.core.experimental import Linker, LinkerOptions, ObjectCode
-        except ImportError as error:
-            raise AssemblerMissingError(f"cuda-core could not be imported ({error})") from error
-    try:
-        from cuda.pathfinder import load_nvidia_dynamic_lib
+        from cuda.bindings import nvjitlink
 
-        load_nvidia_dynamic_lib("nvJitLink")
-    except Exception as error:
+        nvjitlink.version()
+    except Exception as error:  # cuda-bindings raises its own types when the library is missing
         raise AssemblerMissingError(f"libnvJitLink could not be loaded ({type(error).__name__})") from error
-    linker = None
+
+    def read(size: Callable[[int], int], fetch: Callable[[int, bytearray], None]) -> bytes:
+        buffer = bytearray(size(link))
+        if buffer:
+            fetch(link, buffer)
+        return bytes(buffer)
+
+    options = [f"-arch={arch}", "-verbose"]
+    link = nvjitlink.create(len(options), options)
     try:
-        code = ObjectCode.from_ptx(ptx.encode())
-        linker = Linker(code, options=LinkerOptions(arch=arch, verbose=True))
-        cubin = bytes(linker.link("cubin").code)
-    except Exception as error:
-        log = str(error)
-        if linker is not None:
-            with contextlib.suppress(Exception):
-                log += "\n" + linker.get_error_log()
-        raise _failure("nvJitLink", log, ptx, arch) from error
-    return cubin, linker.get_info_log()
+        try:
+            data = ptx.encode()
+            nvjitlink.add_data(link, nvjitlink.InputType.PTX, data, len(data), "kernel.ptx")
+            nvjitlink.complete(link)
+        except nvjitlink.nvJitLinkError as error:
+            log = read(nvjitlink.get_error_log_size, nvjitlink.get_error_log)
+            raise _failure("nvJitLink", log.rstrip(b"\0").decode(errors="replace"), ptx, arch) from error
+        cubin = read(nvjitlink.get_linked_cubin_size, nvjitlink.get_linked_cubin)
+        log = read(nvjitlink.get_info_log_size, nvjitlink.get_info_log)
+        return cubin, log.rstrip(b"\0").decode(errors="replace")
+    finally:
+        nvjitlink.destroy(link)
 
 
 def _ptxas(ptx: str, arch: str) -> tuple[bytes, str]:

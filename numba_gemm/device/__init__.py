@@ -1,1 +1,1 @@
-"""The CUDA driver: contexts, modules, launches, memory, streams. Only this package imports ``cuda.bindings``."""
+"""The CUDA driver: contexts, modules, launches, memory, streams. Only this package imports ``cuda.bindings.driver``."""

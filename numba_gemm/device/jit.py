@@ -20,14 +20,17 @@ def driver_link(ptx: str, arch: str) -> tuple[bytes | None, str, str]:
     current_context()
     cu = driver()
     option = cu.CUjit_option
-    info, errors = (ctypes.create_string_buffer(_LOG_BYTES) for _ in range(2))
+    # cuda-python takes bytes for these two options, and the driver writes into them.
+    info, errors = bytes(_LOG_BYTES), bytes(_LOG_BYTES)
     target = getattr(cu.CUjit_target, "CU_TARGET_COMPUTE_" + arch.removeprefix("sm_").upper())
     options = {
         option.CU_JIT_TARGET: target,
         option.CU_JIT_LOG_VERBOSE: 1,
-        option.CU_JIT_INFO_LOG_BUFFER: ctypes.addressof(info),
+        # An answer from the driver's own cache would come without the register count.
+        option.CU_JIT_CACHE_MODE: cu.CUjit_cacheMode.CU_JIT_CACHE_OPTION_NONE,
+        option.CU_JIT_INFO_LOG_BUFFER: info,
         option.CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES: _LOG_BYTES,
-        option.CU_JIT_ERROR_LOG_BUFFER: ctypes.addressof(errors),
+        option.CU_JIT_ERROR_LOG_BUFFER: errors,
         option.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES: _LOG_BYTES,
     }
     text = ptx.encode() + b"\0"
@@ -45,5 +48,5 @@ def driver_link(ptx: str, arch: str) -> tuple[bytes | None, str, str]:
         cu.cuLinkDestroy(link)
 
 
-def _text(buffer: ctypes.Array[ctypes.c_char]) -> str:
-    return buffer.value.decode(errors="replace")
+def _text(buffer: bytes) -> str:
+    return buffer.partition(b"\0")[0].decode(errors="replace").strip()

@@ -27,7 +27,6 @@ TM, TN = 8, 4  # of one strip; a thread owns TM × (WNITER · TN) outputs
 STRIP = WN // WNITER
 LANES_N = STRIP // TN  # lanes side by side in a strip
 COLUMNS = WNITER * TN
-UNROLL_K = 2  # steps of k whose loads and FMAs may overlap
 THREADS = 32 * (BM // WM) * (BN // WN)
 VECTOR = 4
 A_TILE, B_TILE = BK * BM, BK * BN  # words of shared memory
@@ -70,36 +69,40 @@ def build(vector_width: int):
 
         k0 = uint32(0)
         while k0 < K:
-            for copy in range(COPIES):
-                row_in_tile = uint32(thread // uint32(A_GROUPS) + uint32(copy * THREADS // A_GROUPS))
-                column_in_tile = thread % uint32(A_GROUPS) * uint32(VECTOR)
-                x, y, z, w = load_group(A, uint32(tile_row + row_in_tile), M, uint32(k0 + column_in_tile), K, lda)
-                slot = uint32(column_in_tile * uint32(BM) + row_in_tile)
-                As[slot] = x
-                As[uint32(slot + uint32(BM))] = y
-                As[uint32(slot + uint32(2 * BM))] = z
-                As[uint32(slot + uint32(3 * BM))] = w
-            for copy in range(COPIES):
-                row_in_tile = uint32(thread // uint32(B_GROUPS) + uint32(copy * THREADS // B_GROUPS))
-                column_in_tile = thread % uint32(B_GROUPS) * uint32(VECTOR)
-                x, y, z, w = load_group(B, uint32(k0 + row_in_tile), K, uint32(tile_column + column_in_tile), N, ldb)
-                store_shared_v4(Bs, uint32(row_in_tile * uint32(BN) + column_in_tile), x, y, z, w)
+            # Two groups of A, two of B, in turn: all of A first would hold so many values at once that 168 registers
+            # don't suffice.
+            for begin in range(0, COPIES, 2):
+                for step in range(2):
+                    copy = uint32(begin + step)
+                    row_in_tile = uint32(thread // uint32(A_GROUPS) + copy * uint32(THREADS // A_GROUPS))
+                    column_in_tile = thread % uint32(A_GROUPS) * uint32(VECTOR)
+                    x, y, z, w = load_group(A, uint32(tile_row + row_in_tile), M, uint32(k0 + column_in_tile), K, lda)
+                    slot = uint32(column_in_tile * uint32(BM) + row_in_tile)
+                    As[slot] = x
+                    As[uint32(slot + uint32(BM))] = y
+                    As[uint32(slot + uint32(2 * BM))] = z
+                    As[uint32(slot + uint32(3 * BM))] = w
+                for step in range(2):
+                    copy = uint32(begin + step)
+                    row_in_tile = uint32(thread // uint32(B_GROUPS) + copy * uint32(THREADS // B_GROUPS))
+                    column_in_tile = thread % uint32(B_GROUPS) * uint32(VECTOR)
+                    x, y, z, w = load_group(
+                        B, uint32(k0 + row_in_tile), K, uint32(tile_column + column_in_tile), N, ldb
+                    )
+                    store_shared_v4(Bs, uint32(row_in_tile * uint32(BN) + column_in_tile), x, y, z, w)
             cuda.syncthreads()  # the tile is whole before anyone reads it
 
-            for k_begin in range(0, BK, UNROLL_K):
-                for step in unroll(UNROLL_K):
-                    k = uint32(k_begin + step)
-                    for i in range(0, TM, VECTOR):
-                        x, y, z, w = load_shared_v4(As, uint32(k * uint32(BM) + first_row + uint32(i)))
-                        a_values[i], a_values[i + 1], a_values[i + 2], a_values[i + 3] = x, y, z, w
-                    for strip in range(WNITER):
-                        j = strip * TN
-                        slot = uint32(k * uint32(BN) + first_column + uint32(strip * STRIP))
-                        x, y, z, w = load_shared_v4(Bs, slot)
-                        b_values[j], b_values[j + 1], b_values[j + 2], b_values[j + 3] = x, y, z, w
-                    for i in range(TM):
-                        for j in range(COLUMNS):
-                            accumulator[i, j] += a_values[i] * b_values[j]
+            for k in unroll(BK):
+                for i in range(0, TM, VECTOR):
+                    x, y, z, w = load_shared_v4(As, uint32(uint32(k * BM) + first_row + uint32(i)))
+                    a_values[i], a_values[i + 1], a_values[i + 2], a_values[i + 3] = x, y, z, w
+                for strip in range(WNITER):
+                    j = strip * TN
+                    x, y, z, w = load_shared_v4(Bs, uint32(uint32(k * BN) + first_column + uint32(strip * STRIP)))
+                    b_values[j], b_values[j + 1], b_values[j + 2], b_values[j + 3] = x, y, z, w
+                for i in range(TM):
+                    for j in range(COLUMNS):
+                        accumulator[i, j] += a_values[i] * b_values[j]
             cuda.syncthreads()  # everyone has read it before anyone overwrites it
             k0 = uint32(k0 + uint32(BK))
 
