@@ -13,8 +13,8 @@ from numba_gemm.arrays import Operand, as_operand, empty_like_operand, is_numba_
 from numba_gemm.catalog import CPU_BASELINE, LADDER, get_spec
 from numba_gemm.problem import check_inputs, check_output, check_scale
 
-Device = Literal["auto", "cuda", "cpu"]
-_DEVICES = ("auto", "cuda", "cpu")
+Device = Literal["auto", "cuda", "cpu", "emulator"]
+_DEVICES = ("auto", "cuda", "cpu", "emulator")
 
 #: alpha, beta, kernel, device of a call.
 Options = tuple[float, float, str | None, str]
@@ -32,7 +32,8 @@ def matmul(a: Any, b: Any, *, out: Any = None, kernel: str | None = None, device
     kernel : a name from :func:`kernels`, for instance ``"v7"``; None chooses by the shape.
     device : ``"auto"`` multiplies device arrays where they are, and NumPy arrays on the GPU, or, on a machine without
         one, with NumPy's own BLAS after one :class:`RuntimeWarning`. ``"cuda"`` insists on the GPU, ``"cpu"`` on the
-        CPU.
+        CPU. ``"emulator"`` runs the GPU kernel's PTX on the CPU, thread by thread, with every hazard an error: for
+        small NumPy arrays.
 
     Returns
     -------
@@ -139,7 +140,7 @@ def _backend(kernel: str | None, device: str, a: Operand) -> Any:
     if kernel is not None and kernel != CPU_BASELINE:
         get_spec(kernel)
     if a.on_device:
-        if device == "cpu" or kernel == CPU_BASELINE:
+        if device in ("cpu", "emulator") or kernel == CPU_BASELINE:
             raise ValueError(
                 f"{a.name} is {a.place}, which the CPU can't multiply; use device='auto' and a GPU kernel, or "
                 f"{a.name}.copy_to_host()"
@@ -155,6 +156,9 @@ def _backend(kernel: str | None, device: str, a: Operand) -> Any:
                 f"kernel {kernel!r} doesn't run on device 'cpu'; use device='cuda', or kernel='cpu', the CPU baseline"
             )
         return _on_cpu
+
+    if device == "emulator":
+        return _on_emulator
 
     from numba_gemm.device.driver import driver, is_available
 
@@ -177,6 +181,13 @@ def _on_host_arrays(a: Operand, b: Operand, c: Operand, options: Options) -> Non
 
     alpha, beta, kernel, _ = options
     multiply_host(a.array, b.array, c.array, alpha=alpha, beta=beta, kernel=kernel)
+
+
+def _on_emulator(a: Operand, b: Operand, c: Operand, options: Options) -> None:
+    from numba_gemm.emulate import multiply_emulated
+
+    alpha, beta, kernel, _ = options
+    multiply_emulated(a.array, b.array, c.array, alpha=alpha, beta=beta, kernel=kernel)
 
 
 def _on_cpu(a: Operand, b: Operand, c: Operand, options: Options) -> None:

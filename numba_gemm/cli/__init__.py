@@ -16,7 +16,7 @@ from numba_gemm._version import __version__
 from numba_gemm.errors import NumbaGemmError
 
 #: The subcommands, in the order of the help; each is a module here.
-COMMANDS = ("bench", "check", "inspect", "info")
+COMMANDS = ("bench", "check", "inspect", "profile", "info")
 
 _EXAMPLES = """\
 examples:

@@ -62,8 +62,6 @@ def assemble(ptx: str, arch: str) -> tuple[bytes, str, str]:
 
 
 def _nvjitlink(ptx: str, arch: str) -> tuple[bytes, str]:
-    # cuda-core's Linker isn't used: it takes the driver's linker where it finds nvJitLink too old, and the driver
-    # keeps what it has linked in a cache of its own, from which it answers with an empty log.
     try:
         from cuda.bindings import nvjitlink
 
@@ -77,7 +75,8 @@ def _nvjitlink(ptx: str, arch: str) -> tuple[bytes, str]:
             fetch(link, buffer)
         return bytes(buffer)
 
-    options = [f"-arch={arch}", "-verbose"]
+    # What nvJitLink has linked before it answers from a cache of its own, with an empty log.
+    options = [f"-arch={arch}", "-verbose", "-no-cache"]
     link = nvjitlink.create(len(options), options)
     try:
         try:

@@ -92,10 +92,9 @@ class _Unroller(ast.NodeTransformer):
         if not isinstance(loop.target, ast.Name) or loop.orelse:
             raise ValueError(f"line {loop.lineno}: unroll needs a plain loop variable and no else")
         target = loop.target.id
-        for node in ast.walk(loop):
-            if node is not loop.target and isinstance(node, ast.Name) and node.id == target:
-                if isinstance(node.ctx, ast.Store):
-                    raise ValueError(f"line {node.lineno}: the body of an unrolled loop assigns to {target!r}")
+        for node in ast.walk(ast.Module(loop.body, [])):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == target:
+                raise ValueError(f"line {node.lineno}: the body of an unrolled loop assigns to {target!r}")
         _refuse_jumps(loop.body)
         bounds = [self._value(argument) for argument in loop.iter.args]
         copies: list[ast.stmt] = []
