@@ -13,7 +13,6 @@ How metrics map to the emulator's counters (:data:`METRICS`; the names are those
 `global_*_sectors`          ``l1tex__t_sectors_pipe_lsu_mem_global_op_{ld,st}``: 32-byte sectors looked up, hit or miss
 `ffma_threads` and kin      ``smsp__sass_thread_inst_executed_op_{ffma,fadd,fmul}_pred_on``: by threads whose predicate
                             holds; from instrumented code, so exact
-`shared_load_bytes`         ``smsp__sass_data_bytes_mem_shared_op_ld``: by threads; a quarter is `shared_load_values`
 `instructions`              ``smsp__inst_executed``: machine instructions, not PTX
 `barriers`                  ``smsp__inst_executed_pipe_adu``: no metric counts barriers; the ADU pipe runs them and some
                             other instructions, so this is an upper bound
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from numba_gemm.profile import Job
 
 #: Counter name to ncu metric.
-METRICS: dict[str, str] = {**NCU_METRICS, "shared_load_bytes": "smsp__sass_data_bytes_mem_shared_op_ld.sum"}
+METRICS: dict[str, str] = dict(NCU_METRICS)
 
 #: Pipe of the SM, in words, to the metric that counts its instructions by warps.
 PIPES: dict[str, str] = {

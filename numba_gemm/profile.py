@@ -211,8 +211,7 @@ def profile_on_gpu(jobs: Sequence[Job]) -> list[Profile]:
     profiles = []
     for job, launch in zip(resolved, launches, strict=True):
         values: dict[str, float | None] = {name: launch.get(metric) for name, metric in ncu.METRICS.items()}
-        loaded = values.pop("shared_load_bytes")
-        values["shared_load_values"] = None if loaded is None else loaded / 4
+        values["shared_load_values"] = None  # ncu's bytes count a broadcast word once, not once for each thread
         pipes = {name: launch.get(metric) for name, metric in ncu.PIPES.items()}
         classes = {name: count for name, count in pipes.items() if count}
         profiles.append(Profile(job, NCU, device.name, values, classes))

@@ -213,7 +213,7 @@ def test_output_without_a_table():
 
 
 def test_every_counter_has_a_metric():
-    assert set(ncu.METRICS) == set(NCU_METRICS) | {"shared_load_bytes"}
+    assert set(ncu.METRICS) == set(NCU_METRICS)
     assert set(NCU_METRICS) <= set(Counters().as_dict())
 
 
