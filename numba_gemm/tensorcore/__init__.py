@@ -1,0 +1,1 @@
+"""The host half of the tensor-core kernels in ``ptx/``."""

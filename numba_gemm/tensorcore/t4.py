@@ -1,0 +1,461 @@
+"""t4 pipelined: the host half of ``ptx/t4.ptx.j2``, the fastest kernel without ``wgmma``.
+
+The kernel is a template: tile shapes, stages, layouts and types are fixed when its text is rendered. A
+:class:`T4Parameters` names one form of it; it checks its own constraints, says how it is launched and renders the
+PTX. The schedule of a k-block, that is in which order fragments are loaded, tensor-core instructions issued and
+copies started, is decided here; the template spells it out.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from numba_gemm.errors import KernelConstraintError
+from numba_gemm.tensorcore.source import ptx_path
+
+Element = Literal["f16", "bf16"]
+OutputElement = Literal["f16", "bf16", "f32"]
+Layout = Literal["row", "column"]
+
+#: Bytes of one 16-byte piece, the unit of copies and of the swizzle, and the 16-bit elements in it.
+PIECE_BYTES, PIECE = 16, 8
+#: A tile whose k isn't contiguous lies in shared memory as panels of 64 columns, 128 bytes a row.
+PANEL = 64
+#: Dimensions up to here keep every index of the kernel below 2³¹.
+MAX_DIMENSION = 2**31 - 4096
+#: Registers for addresses and counters beside accumulators and fragments.
+ADDRESS_REGISTERS = 28
+#: Shared memory that a block can have, by compute capability; 8.6, 8.9 and 12.x have the least.
+SHARED_LIMIT = {(8, 0): 163 * 1024, (8, 7): 163 * 1024, (9, 0): 227 * 1024, (10, 0): 227 * 1024}
+SMALLEST_SHARED_LIMIT = 99 * 1024
+
+#: A, B, C; M, N, K; lda, ldb, ldc in elements; alpha, beta.
+ABI = struct.Struct("<3Q3I4x3q2f")
+#: The same, then the workspace and the depth of one split. C, ldc, alpha and beta are not read.
+ABI_SPLIT_K = struct.Struct("<3Q3I4x3q2fQI")
+#: Workspace, C; M, N; ldc; alpha, beta; number of splits.
+ABI_REDUCE = struct.Struct("<2Q2Iq2fI")
+
+#: Lanes, each with four columns, and slices of the splits in one block of ``splitk_reduce``.
+REDUCE_LANES, REDUCE_SLICES = 32, 8
+
+
+class Copy(NamedTuple):
+    """One ``cp.async`` of a thread: where in the stage, how far from the pointer, what its guard compares with."""
+
+    operand: str
+    shared_offset: int
+    global_offset: int
+    guard_row: int
+    guard_column: int
+    advance: Literal["", "step", "rewind"]
+
+
+class Event(NamedTuple):
+    """One entry of the schedule: an ``mma`` (m, n), an ``ldmatrix`` (operand, tile) or a ``copy``."""
+
+    kind: Literal["mma", "ldmatrix", "copy"]
+    m: int = 0
+    n: int = 0
+    operand: str = ""
+    copy: Copy | None = None
+
+
+@dataclass(frozen=True)
+class Operand:
+    """How one of A and B is copied into a stage and read from it.
+
+    ``extent`` is its side along M or N, ``k_contiguous`` whether neighbours in k are neighbours in memory.
+    """
+
+    name: str
+    k_contiguous: bool
+    aligned: bool
+    extent: int
+    warp_extent: int
+    block_k: int
+    threads: int
+    stage_offset: int
+
+    @property
+    def matrix(self) -> str:
+        return self.name.upper()
+
+    @property
+    def side(self) -> str:
+        """The dimension that is not K."""
+        return "M" if self.name == "a" else "N"
+
+    @property
+    def bytes(self) -> int:
+        return self.extent * self.block_k * 2
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row in shared memory: block_k elements, or one row of a panel."""
+        return 2 * self.block_k if self.k_contiguous else 2 * PANEL
+
+    @property
+    def pieces_per_row(self) -> int:
+        return self.row_bytes // PIECE_BYTES
+
+    @property
+    def rows_per_copy(self) -> int:
+        """Rows of shared memory that all threads together fill with one copy each."""
+        return self.threads // self.pieces_per_row
+
+    @property
+    def copies(self) -> list[Copy]:
+        """The copies of one thread for one stage, in the order that its pointer walks."""
+        rows = self.rows_per_copy
+        found = []
+        if self.k_contiguous:
+            count = self.extent // rows
+            for i in range(count):
+                advance: Literal["step", "rewind"] = "rewind" if i == count - 1 else "step"
+                found.append(Copy(self.name, i * rows * self.row_bytes, 0, i * rows, 0, advance))
+            return found
+        panels, groups = self.extent // PANEL, self.block_k // rows
+        for group in range(groups):
+            for panel in range(panels):
+                offset = (panel * self.block_k + group * rows) * self.row_bytes
+                last: Literal["", "step"] = "step" if panel == panels - 1 else ""
+                found.append(
+                    Copy(self.name, offset, panel * 2 * PANEL, group * rows, panel * PANEL, last),
+                )
+        return found
+
+    @property
+    def read_bases(self) -> int:
+        """Addresses that ``ldmatrix`` needs: one per 16-step of k, or one per 16 columns within a panel."""
+        return self.block_k // 16 if self.k_contiguous else min(4, self.warp_extent // 16)
+
+    @property
+    def bases_by_xor(self) -> bool:
+        """Whether base j is base 0 with 32·j flipped in: no carry out of the swizzled bits."""
+        return self.k_contiguous or self.warp_extent in (16, 32) or self.warp_extent % PANEL == 0
+
+    def fragment_address(self, tile: int, step: int) -> tuple[int, int]:
+        """(base, byte offset) of the 16×16 block ``tile`` of the warp's side at 16-step ``step`` of k."""
+        if self.k_contiguous:
+            return step, tile * 16 * self.row_bytes
+        return tile % 4, (tile // 4) * self.block_k * self.row_bytes + step * 16 * self.row_bytes
+
+    @property
+    def transposed(self) -> bool:
+        """Whether ``ldmatrix`` needs ``.trans``: the fragments hold pairs along k."""
+        return not self.k_contiguous
+
+
+@dataclass(frozen=True)
+class T4Parameters:
+    """One form of the kernel: ``C = alpha·A@B + beta·C``, or with ``split_k`` one part of k into a workspace.
+
+    Attributes
+    ----------
+    dtype, c_dtype : elements of A and B, and of C (with ``split_k``, of the C that ``splitk_reduce`` writes).
+    block_m, block_n, block_k : the tile of C of one block, and the depth of one stage.
+    warp_m, warp_n : the part of it that one warp computes.
+    stages : stages of the ring in shared memory.
+    group_m : rows of tiles that are walked together, column by column, so that neighbours share L2.
+    a_layout, b_layout : ``"row"``: M×K or K×N with contiguous rows; ``"column"``: contiguous columns.
+    aligned_a, aligned_b : pointer and rows (columns) on 16 bytes; otherwise elements are loaded one by one.
+    split_k : write FP32 partial sums of ``k_per_split`` of K to the workspace.
+
+    Raises
+    ------
+    KernelConstraintError : names the constraint that does not hold.
+    """
+
+    dtype: Element = "f16"
+    c_dtype: OutputElement = "f16"
+    block_m: int = 128
+    block_n: int = 128
+    block_k: int = 32
+    warp_m: int = 64
+    warp_n: int = 64
+    stages: int = 4
+    group_m: int = 8
+    a_layout: Layout = "row"
+    b_layout: Layout = "row"
+    aligned_a: bool = True
+    aligned_b: bool = True
+    split_k: bool = False
+
+    def __post_init__(self) -> None:
+        for holds, constraint in self._constraints():
+            if not holds:
+                raise KernelConstraintError(f"t4: {constraint}; this form is {self.label}")
+
+    def _constraints(self) -> Iterator[tuple[bool, str]]:
+        yield self.dtype in ("f16", "bf16"), f"dtype {self.dtype!r} is neither 'f16' nor 'bf16'"
+        yield self.c_dtype in (self.dtype, "f32"), f"c_dtype {self.c_dtype!r} is neither {self.dtype!r} nor 'f32'"
+        for name in ("a_layout", "b_layout"):
+            yield getattr(self, name) in ("row", "column"), f"{name} is neither 'row' nor 'column'"
+        yield self.block_k in (32, 64), f"block_k = {self.block_k} is neither 32 nor 64"
+        yield 2 <= self.stages <= 8, f"stages = {self.stages} is not in 2 … 8"
+        yield self.group_m >= 1, f"group_m = {self.group_m} is below 1"
+        for side in ("m", "n"):
+            block, warp = getattr(self, f"block_{side}"), getattr(self, f"warp_{side}")
+            yield block >= PANEL and block % PANEL == 0, f"block_{side} = {block} is not a multiple of {PANEL}"
+            yield warp >= 16 and warp % 16 == 0, f"warp_{side} = {warp} is not a multiple of 16"
+            yield block % warp == 0, f"block_{side} = {block} is not a multiple of warp_{side} = {warp}"
+        yield self.warp_n % 32 == 0, f"warp_n = {self.warp_n} is not a multiple of 32"
+        yield self.threads in (64, 128, 256), f"{self.threads // 32} warps are not 2, 4 or 8"
+        for operand in self.operands:
+            rows = operand.rows_per_copy
+            depth = operand.extent if operand.k_contiguous else self.block_k
+            whole = depth % rows == 0 and rows % 8 == 0
+            yield whole, f"{self.threads} threads don't divide a stage of {operand.matrix} evenly"
+        need = self.accumulators + self.fragment_registers + ADDRESS_REGISTERS
+        yield (
+            need <= 255,
+            f"{self.warp_m}x{self.warp_n} warp tiles need {need} registers a thread, and there are 255",
+        )
+        largest = max(SHARED_LIMIT.values())
+        yield (
+            self.dynamic_shared_bytes <= largest,
+            f"{self.dynamic_shared_bytes} bytes of shared memory exceed the {largest} that any GPU has",
+        )
+
+    # --- geometry
+
+    @property
+    def label(self) -> str:
+        """For instance ``"128x256x32 64x64 s4 f16 row/row"``."""
+        flags = "" if self.aligned_a and self.aligned_b else f" aligned {self.aligned_a:d}{self.aligned_b:d}"
+        flags += " split-k" if self.split_k else ""
+        return (
+            f"{self.block_m}x{self.block_n}x{self.block_k} {self.warp_m}x{self.warp_n} s{self.stages} g{self.group_m} "
+            f"{self.dtype}->{self.c_dtype} {self.a_layout}/{self.b_layout}{flags}"
+        )
+
+    @property
+    def warps_m(self) -> int:
+        return self.block_m // self.warp_m
+
+    @property
+    def warps_n(self) -> int:
+        return self.block_n // self.warp_n
+
+    @property
+    def threads(self) -> int:
+        """Threads in a block."""
+        return 32 * self.warps_m * self.warps_n
+
+    @property
+    def tiles_m(self) -> int:
+        """16-row MMA tiles in a warp tile."""
+        return self.warp_m // 16
+
+    @property
+    def tiles_n(self) -> int:
+        """8-column MMA tiles in a warp tile."""
+        return self.warp_n // 8
+
+    @property
+    def steps(self) -> int:
+        """16-steps of k in a stage."""
+        return self.block_k // 16
+
+    @property
+    def accumulators(self) -> int:
+        """FP32 accumulators of a thread."""
+        return self.tiles_m * self.tiles_n * 4
+
+    @property
+    def fragment_registers(self) -> int:
+        """Registers of the fragments, both buffers."""
+        return 2 * (4 * self.tiles_m + 2 * self.tiles_n)
+
+    @property
+    def operands(self) -> tuple[Operand, Operand]:
+        a_k, b_k = self.a_layout == "row", self.b_layout == "column"
+        a_bytes = self.block_m * self.block_k * 2
+        shared = (self.block_k, self.threads)
+        return (
+            Operand("a", a_k, self.aligned_a, self.block_m, self.warp_m, *shared, 0),
+            Operand("b", b_k, self.aligned_b, self.block_n, self.warp_n, *shared, a_bytes),
+        )
+
+    @property
+    def shared_write_address(self) -> bool:
+        """Whether a thread's pieces of A and B lie at the same place in their tiles: one address then serves both."""
+        a, b = self.operands
+        return self.block_k == 64 or a.k_contiguous == b.k_contiguous
+
+    @property
+    def stage_bytes(self) -> int:
+        return (self.block_m + self.block_n) * self.block_k * 2
+
+    @property
+    def output(self) -> OutputElement:
+        """What the kernel stores: C's elements, or FP32 partial sums."""
+        return "f32" if self.split_k else self.c_dtype
+
+    @property
+    def epilogue_columns(self) -> int:
+        """Columns of the 16-row strips in which a warp's accumulators pass through shared memory."""
+        return 64 if self.warp_n % 64 == 0 else 32
+
+    @property
+    def epilogue_bytes(self) -> int:
+        """Two strips of FP32 for each warp."""
+        return self.threads // 32 * 2 * 16 * self.epilogue_columns * 4
+
+    @property
+    def dynamic_shared_bytes(self) -> int:
+        """Dynamic shared memory of a block: the ring, which the epilogue uses again."""
+        return max(self.stages * self.stage_bytes, self.epilogue_bytes)
+
+    def fits(self, compute_capability: tuple[int, int]) -> bool:
+        """Whether a GPU of this compute capability has the shared memory."""
+        return self.dynamic_shared_bytes <= SHARED_LIMIT.get(compute_capability, SMALLEST_SHARED_LIMIT)
+
+    def grid(self, m: int, n: int, splits: int = 1) -> tuple[int, int, int]:
+        """Blocks: the tiles of C in x, the splits of K in y.
+
+        Raises
+        ------
+        KernelConstraintError : for dimensions whose indices don't fit.
+        """
+        if not (1 <= m <= MAX_DIMENSION and 1 <= n <= MAX_DIMENSION):
+            raise KernelConstraintError(f"t4: M = {m} and N = {n} must lie in 1 … {MAX_DIMENSION}")
+        if not 1 <= splits <= 65535 or (splits > 1 and not self.split_k):
+            raise KernelConstraintError(f"t4: {splits} splits; this form takes {'65535' if self.split_k else 'one'}")
+        tiles = -(-m // self.block_m) * -(-n // self.block_n)
+        if tiles >= 2**31:
+            raise KernelConstraintError(f"t4: {m}x{n} has {tiles} tiles, and a grid has at most {2**31 - 1} blocks")
+        return tiles, splits, 1
+
+    def k_per_split(self, k: int, splits: int) -> int:
+        """Depth of one split: whole k-blocks, the same for all but the last."""
+        per_split = -(-k // splits)
+        return -(-per_split // self.block_k) * self.block_k
+
+    @staticmethod
+    def workspace_bytes(m: int, n: int, splits: int) -> int:
+        """Bytes of FP32 partial sums: ``splits`` matrices of M rows, each row padded to 4 elements."""
+        return splits * m * (-(-n // 4) * 4) * 4
+
+    # --- schedule
+
+    def copy_plan(self) -> list[list[Copy]]:
+        """The copies of one k-block by the 16-step during which they start.
+
+        The stage is free from the barrier in the last step on, so the last step has the first share, and steps 0,
+        1, … of the next k-block have the others.
+        """
+        copies = [copy for operand in self.operands for copy in operand.copies]
+        share = -(-len(copies) // self.steps)
+        parts = [copies[i * share : (i + 1) * share] for i in range(self.steps)]
+        return parts[1:] + parts[:1]
+
+    def schedule(self, step: int) -> list[Event]:
+        """What one 16-step issues, in order: MMAs row by row, back and forth, with loads and copies between them."""
+        mmas = [
+            Event("mma", m, n if m % 2 == 0 else self.tiles_n - 1 - n)
+            for m in range(self.tiles_m)
+            for n in range(self.tiles_n)
+        ]
+        loads = [Event("ldmatrix", m=i, operand="a") for i in range(self.tiles_m)]
+        loads[1:1] = [Event("ldmatrix", n=i, operand="b") for i in range(self.tiles_n // 2)]
+        copies = [Event("copy", operand=copy.operand, copy=copy) for copy in self.copy_plan()[step]]
+        # Loads spread over the first half of the step, so that their data is there when it ends. The copies stand
+        # together, behind the loads: ptxas puts a fixed cost before each group of them.
+        room = max(1, len(mmas) // 2)
+        events: list[Event] = []
+        placed = 0
+        for i, mma in enumerate(mmas):
+            while placed < len(loads) and placed * room <= i * len(loads):
+                events.append(loads[placed])
+                placed += 1
+            if i == room:
+                events += copies
+            events.append(mma)
+        return events
+
+    def render(self) -> str:
+        """The PTX text of this form."""
+        return render(self)
+
+
+@functools.cache
+def _templates() -> Any:
+    import jinja2
+
+    # PTX writes registers as %name and vectors in braces, so blocks are <% %> or lines that start with %%.
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(ptx_path("t4.ptx.j2").parent),
+        undefined=jinja2.StrictUndefined,
+        block_start_string="<%",
+        block_end_string="%>",
+        comment_start_string="<#",
+        comment_end_string="#>",
+        line_statement_prefix="%%",
+        line_comment_prefix="##",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.globals["xor"] = operator.xor
+    environment.filters["lines"] = lambda text: str(text).rstrip("\n")
+    return environment
+
+
+def _tidy(text: str) -> str:
+    """No trailing blanks, no run of empty lines."""
+    return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+\n", "\n", text))
+
+
+@functools.lru_cache(maxsize=64)
+def render(parameters: T4Parameters) -> str:
+    """The PTX text of one form of t4; its entry is ``t4``."""
+    a, b = parameters.operands
+    text = _templates().get_template("t4.ptx.j2").render(p=parameters, a=a, b=b, plan=parameters.copy_plan())
+    return _tidy(text)
+
+
+@functools.lru_cache(maxsize=8)
+def render_reduce(c_dtype: OutputElement) -> str:
+    """The PTX text of ``splitk_reduce`` for one type of C."""
+    if c_dtype not in ("f16", "bf16", "f32"):
+        raise KernelConstraintError(f"splitk_reduce: c_dtype {c_dtype!r} is not 'f16', 'bf16' or 'f32'")
+    template = _templates().get_template("splitk_reduce.ptx.j2")
+    threads = REDUCE_LANES * REDUCE_SLICES
+    return _tidy(template.render(c_dtype=c_dtype, lanes=REDUCE_LANES, slices=REDUCE_SLICES, threads=threads))
+
+
+def reduce_grid(m: int, n: int) -> tuple[int, int, int]:
+    """Blocks of ``splitk_reduce``: each adds up 32 groups of four columns."""
+    return -(-m * -(-n // 4) // REDUCE_LANES), 1, 1
+
+
+def _forms() -> tuple[dict[str, int], ...]:
+    names = ("block_m", "block_n", "block_k", "warp_m", "warp_n", "stages", "group_m")
+    rows = (
+        (128, 256, 64, 64, 64, 3, 8),
+        (128, 256, 32, 64, 64, 4, 8),
+        (128, 256, 32, 64, 64, 3, 8),
+        (256, 128, 64, 64, 64, 3, 8),
+        (256, 128, 32, 64, 64, 4, 8),
+        (256, 128, 32, 64, 64, 3, 8),
+        (128, 128, 32, 64, 64, 4, 8),
+        (128, 128, 32, 64, 64, 3, 8),
+        (128, 128, 64, 64, 64, 3, 8),
+        (128, 64, 64, 64, 32, 3, 8),
+        (64, 128, 64, 32, 64, 3, 8),
+        (64, 64, 64, 32, 32, 4, 8),
+    )
+    return tuple(dict(zip(names, row, strict=True)) for row in rows)
+
+
+#: Tile shapes worth trying, large tiles first; keyword arguments of :class:`T4Parameters`.
+FORMS = _forms()
