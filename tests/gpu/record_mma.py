@@ -118,9 +118,7 @@ def ptx_of(case: Case) -> str:
     bits, width = ("f64", 8) if wide else ("b32", 4)
     counts = {"a": held.a.registers, "b": held.b.registers, "c": held.c.registers, "d": held.d.registers}
     lists = {p: ", ".join(f"%{p}{i}" for i in range(n)) for p, n in counts.items()}
-    loads = [
-        f"    ld.global.{bits}  %{p}{i}, [%{p}_base + {width * i}];" for p in "abc" for i in range(counts[p])
-    ]
+    loads = [f"    ld.global.{bits}  %{p}{i}, [%{p}_base + {width * i}];" for p in "abc" for i in range(counts[p])]
     stores = [f"    st.global.{bits}  [%d_base + {width * i}], %d{i};" for i in range(counts["d"])]
     return PTX.format(
         bits=bits,
@@ -193,9 +191,7 @@ class Gpu:
             values = np.array([int(p) for p in pointers], np.uint64)
             # cuLaunchKernel wants an array of addresses of the parameters.
             addresses = np.array([values[i:].ctypes.data for i in range(len(values))], np.uint64)
-            self._call(
-                cu.cuLaunchKernel(self._function, len(a), 1, 1, 32, 1, 1, 0, 0, addresses.ctypes.data, 0)
-            )
+            self._call(cu.cuLaunchKernel(self._function, len(a), 1, 1, 32, 1, 1, 0, 0, addresses.ctypes.data, 0))
             self._call(cu.cuCtxSynchronize())
             out = np.empty_like(d)
             self._call(cu.cuMemcpyDtoH(out.ctypes.data, pointers[3], out.nbytes))
@@ -246,9 +242,7 @@ def hypotheses(case: Case) -> dict[str, Rule]:
         return {}
     own = rule(case.a_type, case.d_type, case.shape[2], ARCH)
     emin = -126 if case.d_type == "f32" else -14
-    tried = {
-        f"floor {emin + d:+d}": dataclasses.replace(own, exponent_floor=emin + d) for d in range(0, -10, -1)
-    }
+    tried = {f"floor {emin + d:+d}": dataclasses.replace(own, exponent_floor=emin + d) for d in range(0, -10, -1)}
     tried["no floor"] = dataclasses.replace(own, exponent_floor=-900)
     for bits in (23, 24, 26, 27):
         tried[f"{bits} bits"] = dataclasses.replace(own, fraction_bits=bits)
@@ -276,9 +270,7 @@ def show_mismatches(case: Case, inputs: tuple[Bits, Bits, Bits], got: Bits) -> N
             print(f"        '{name}': {wrong}")
 
 
-def record_case(
-    device: Gpu | StandIn, case: Case, store: dict[str, Bits], bad: dict[str, Bits]
-) -> dict[str, Any]:
+def record_case(device: Gpu | StandIn, case: Case, store: dict[str, Bits], bad: dict[str, Bits]) -> dict[str, Any]:
     """Run one case; fill ``store`` with whole tiles and ``bad`` with mismatching ones. Counts and hashes."""
     device.load(case)
     hashes: dict[str, str] = {}
@@ -309,9 +301,7 @@ def record_case(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--output", type=Path, help="default: tests/data/h200_mma.npz, or a scratch file if dry"
-    )
+    parser.add_argument("--output", type=Path, help="default: tests/data/h200_mma.npz, or a scratch file if dry")
     parser.add_argument("--dry-run", action="store_true", help="no GPU: the emulator stands in for it")
     parser.add_argument("--print-ptx", metavar="CASE", choices=CASES, help="print one case's PTX and stop")
     parser.add_argument("--case", action="append", choices=CASES, help="only this case (may be repeated)")
