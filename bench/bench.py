@@ -1,10 +1,13 @@
 """Record benchmark runs: ``python bench/bench.py NAME …`` writes ``bench/results/<gpu>/NAME.json`` for each name.
 
     ladder                                    v1 … v7 at 1024, 2048 and 4096 cubed, beside cuBLAS
+    ladder16                                  t1 … t4 likewise in float16 and bfloat16, beside the mma.sync ceiling too
     square small odd skinny deepk llm         the suites: the library's own choice, v6 and v7
+    square16 small16 odd16 skinny16 …         the suites in float16 and bfloat16: the library's own choice, t3 and t4
     host_overhead                             host time of one call, and time of the first call in a process
     cpu                                       the CPU baseline beside NumPy's BLAS; needs no GPU
     resources                                 registers, occupancy and instruction mix of every kernel; needs no GPU
+    emulator                                  every kernel at one shape on the emulator, with its counters; needs no GPU
 
 Several names run one after the other, each in a process of its own, so that a fault in one leaves the others alone.
 A kernel or peer that fails is a row with its error, and the exit status is then 1.
@@ -26,25 +29,36 @@ if importlib.util.find_spec("numba_gemm") is None:
 sys.path.insert(0, str(ROOT / "bench"))
 
 from numba_gemm.benchmark.cpu import bench_cpu  # noqa: E402
-from numba_gemm.benchmark.forms import REPORT_ARCHS, all_forms, report_forms  # noqa: E402
-from numba_gemm.benchmark.peers import find_peer  # noqa: E402
-from numba_gemm.benchmark.record import Record, Row, environment, slug  # noqa: E402
-from numba_gemm.benchmark.report import cpu_table, failures, forms_table, shape_table  # noqa: E402
-from numba_gemm.benchmark.runner import bench_gpu  # noqa: E402
-from numba_gemm.benchmark.suites import CPU_SIZES, LADDER_SIZES, SUITES, cube  # noqa: E402
-from numba_gemm.catalog import LADDER  # noqa: E402
+from numba_gemm.benchmark.emulated import bench_emulated, emulated_forms  # noqa: E402
+from numba_gemm.benchmark.forms import REPORT_ARCHS, report_forms, shown_forms  # noqa: E402
+from numba_gemm.benchmark.record import HALF_AGAINST_SINGLE, Record, Row, environment, slug  # noqa: E402
+from numba_gemm.benchmark.report import (  # noqa: E402
+    comparison_table,
+    counters_table,
+    cpu_table,
+    failures,
+    forms_table,
+    shape_table,
+)
+from numba_gemm.benchmark.runner import Task, bench_gpu  # noqa: E402
+from numba_gemm.benchmark.selection import find_peers, kernels_by_dtype, needed_forms, suite_kernels  # noqa: E402
+from numba_gemm.benchmark.suites import CPU_SIZES, EMULATED_SHAPE, LADDER_SIZES, SUITES, cube  # noqa: E402
+from numba_gemm.catalog import LADDER, kernels_for  # noqa: E402
 from numba_gemm.device.context import current_context  # noqa: E402
+from numba_gemm.emulate import DEFAULT_ARCH  # noqa: E402
 from numba_gemm.errors import NumbaGemmError  # noqa: E402
 from numba_gemm.report import render  # noqa: E402
 
-NAMES = ("ladder", *SUITES, "host_overhead", "cpu", "resources")
-SUITE_KERNELS = ("auto", "v6", "v7")
+HALF = "16"
+GPU_NAMES = ("ladder", *SUITES)
+NAMES = (*GPU_NAMES, *(f"{name}{HALF}" for name in GPU_NAMES), "host_overhead", "cpu", "resources", "emulator")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="+", choices=NAMES, metavar="NAME", help="what to record, see above")
     parser.add_argument("--kernels", nargs="+", metavar="K", help="other kernels than the usual ones")
+    parser.add_argument("--dtype", nargs="+", help="of a name with 16: only these (default: float16 bfloat16)")
     parser.add_argument("--rounds", type=int, default=9, help="measurements of each kernel (default: 9)")
     parser.add_argument("--peer", default="auto", help="as for numba-gemm bench (default: auto)")
     parser.add_argument("--results", default=ROOT / "bench" / "results", type=Path, help="folder to write to")
@@ -85,10 +99,14 @@ def make_record(name: str, args: argparse.Namespace) -> Record:
         print(render(cpu_table(rows), 200))
         return Record(environment(commit=args.commit), rows)
     if name == "resources":
-        reports = report_forms(all_forms(args.kernels or list(LADDER), REPORT_ARCHS))
+        reports = report_forms(shown_forms(args.kernels or list(LADDER), REPORT_ARCHS))
         print(render(forms_table(reports), 200))
         resources = [report.to_dict() for report in reports]
         return Record(environment(commit=args.commit), resources=resources)
+    if name == "emulator":
+        rows = bench_emulated(emulated_forms(args.kernels or list(LADDER), [EMULATED_SHAPE], DEFAULT_ARCH))
+        print(render(counters_table(rows), 200))
+        return Record(environment(commit=args.commit), rows)
     if name == "host_overhead":
         module = importlib.import_module("host_overhead")
         record: Record = module.record(rounds=20, commit=args.commit)
@@ -98,28 +116,29 @@ def make_record(name: str, args: argparse.Namespace) -> Record:
 
 def on_gpu(name: str, args: argparse.Namespace) -> Record:
     device = current_context().device
-    if name == "ladder":
-        kernels, shapes = args.kernels or list(LADDER), [cube(size) for size in LADDER_SIZES]
-    else:
-        kernels, shapes = args.kernels or list(SUITE_KERNELS), list(SUITES[name])
-    compiled = list(LADDER) if "auto" in kernels else kernels
-    for report in report_forms(all_forms(compiled, [device.compute_capability]), sass=False):
+    suite = name.removesuffix(HALF)
+    dtypes = args.dtype or (["float16", "bfloat16"] if name.endswith(HALF) else ["float32"])
+    shapes = [cube(size) for size in LADDER_SIZES] if suite == "ladder" else list(SUITES[suite])
+    tasks = []
+    for dtype in dtypes:
+        usual = kernels_for(dtype) if suite == "ladder" else suite_kernels(dtype)
+        kernels = kernels_by_dtype(args.kernels, dtype)[dtype] if args.kernels else usual
+        tasks += [Task(name, shape, dtype, tuple(kernels)) for shape in shapes]
+    for report in report_forms(needed_forms(tasks, device), sass=False):
         if report.error:
             print(f"{report.kernel} {report.config}: {report.error}")
-    peer, why_not = find_peer(args.peer)
-    print(peer.version if peer else why_not, flush=True)
+    peers, why_not = find_peers(args.peer, dtypes)
+    print(next((peer.version for peer in peers.values()), why_not), flush=True)
 
-    def show(suite: str, shape: object, rows: list[Row]) -> None:
-        print(render(shape_table(f"{suite} {shape}", rows), 200), flush=True)
+    def show(task: Task, rows: list[Row]) -> None:
+        print(render(shape_table(str(task), rows), 200), flush=True)
 
-    return bench_gpu(
-        [(name, shape) for shape in shapes],
-        kernels,
-        peer=peer,
-        rounds=args.rounds,
-        commit=args.commit,
-        on_shape=show,
-    )
+    record = bench_gpu(tasks, peers=peers, rounds=args.rounds, commit=args.commit, on_task=show)
+    for dtype in dtypes:
+        compared = [row for row in record.rows if row.suite == HALF_AGAINST_SINGLE and row.dtype == dtype]
+        if compared:
+            print(render(comparison_table(compared), 200))
+    return record
 
 
 if __name__ == "__main__":

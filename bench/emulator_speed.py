@@ -2,19 +2,17 @@
 
 Times, on one core: an FP32 kernel of the ladder at 512x512x64, a pipelined 128x128x32-tile tensor-core kernel at
 256x256x128, the smallest launch there is, and parsing and decoding. The JSON is a recorded run as the other benches
-write it; `us` is the median of the repetitions.
+write it: `us` is the median of the repetitions, `us_min` the best, which a busy machine disturbs least.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
+import importlib.util
 import os
-import platform
 import resource
 import statistics
-import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,12 +21,16 @@ from typing import Any
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
+ROOT = Path(__file__).resolve().parents[1]
+if importlib.util.find_spec("numba_gemm") is None:
+    sys.path.insert(0, str(ROOT))
+
 import numpy as np  # noqa: E402 (after the number of threads is set)
 
 from numba_gemm import emulator  # noqa: E402
+from numba_gemm.benchmark.record import Record, Row, cpu_name, environment  # noqa: E402
 from numba_gemm.emulator import program  # noqa: E402
 
-ROOT = Path(__file__).resolve().parent.parent
 TENSOR = ROOT / "tests" / "emulator" / "cuda" / "gemm_tensor.O3.ptx"
 
 
@@ -44,20 +46,16 @@ def measure(call: Callable[[], Any], repeat: int) -> tuple[list[float], Any]:
     return times, result
 
 
-def row(
-    kernel: str, dtype: str, shape: tuple[int, int, int], times: list[float], error: float | None
-) -> dict[str, Any]:
+def row(kernel: str, dtype: str, shape: tuple[int, int, int], times: list[float], error: float | None) -> Row:
     m, n, k = shape
     us = statistics.median(times)
-    return {
-        "suite": "emulator", "kernel": kernel, "config": "", "dtype": dtype, "layout": "nn",
-        "m": m, "n": n, "k": k, "batch": 1, "us": us, "us_min": min(times), "us_max": max(times),
-        "tflops": 2 * m * n * k / us * 1e-6, "gbs": None, "peer": None, "peer_us": None, "ratio": None,
-        "error_over_bound": error, "registers": None,
-    }  # fmt: skip
+    return Row(
+        "emulator_speed", kernel, "", dtype, "nn", m, n, k, us=us, us_min=min(times), us_max=max(times),
+        tflops=2 * m * n * k / us * 1e-6, error_over_bound=error, device="emulator sm_90",
+    )  # fmt: skip
 
 
-def v7(m: int, n: int, k: int, repeat: int) -> dict[str, Any]:
+def v7(m: int, n: int, k: int, repeat: int) -> Row:
     """The warp-tile kernel of the FP32 ladder, vector form."""
     from numba_gemm.compile.numba_source import numba_to_ptx
     from numba_gemm.fp32.v7_warptile import SPEC
@@ -78,7 +76,7 @@ def v7(m: int, n: int, k: int, repeat: int) -> dict[str, Any]:
     return row("v7", "float32", (m, n, k), times, float((np.abs(c - wide[0] @ wide[1]) / bound).max()))
 
 
-def tensor(m: int, n: int, k: int, repeat: int) -> dict[str, Any]:
+def tensor(m: int, n: int, k: int, repeat: int) -> Row:
     text = TENSOR.read_text()
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((m, k)).astype(np.float16), rng.standard_normal((k, n)).astype(np.float16)
@@ -90,13 +88,13 @@ def tensor(m: int, n: int, k: int, repeat: int) -> dict[str, Any]:
     return row("mma_async", "float16", (m, n, k), times, float((np.abs(c - wide[0] @ wide[1]) / bound).max()))
 
 
-def tiny(repeat: int) -> dict[str, Any]:
+def tiny(repeat: int) -> Row:
     text = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry k() { ret; }"
     times, _ = measure(lambda: emulator.launch(text, 1, 32, []), repeat)
     return row("empty launch", "float32", (1, 1, 1), times, None)
 
 
-def decode(repeat: int) -> dict[str, Any]:
+def decode(repeat: int) -> Row:
     text = TENSOR.read_text()
 
     def call() -> None:
@@ -107,34 +105,22 @@ def decode(repeat: int) -> dict[str, Any]:
     return row(f"parse and decode {text.count(chr(10))} lines", "float16", (1, 1, 1), times, None)
 
 
-def environment() -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    model = platform.processor()
-    if Path("/proc/cpuinfo").exists():
-        names = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
-        model = names[0].split(":", 1)[1].strip() if names else model
-    return {
-        "gpu": None, "driver": None, "cuda": None, "commit": commit.stdout.strip() or None,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "host": f"{model}, one core", "versions": {"python": platform.python_version(), "numpy": np.__version__},
-        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    }  # fmt: skip
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the recorded run here")
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=9, help="measurements of each product (default: 9)")
     options = parser.parse_args()
-    rows = [v7(512, 512, 64, options.repeat), tensor(256, 256, 128, options.repeat), tiny(50), decode(5)]
+    rows = [v7(512, 512, 64, options.repeat), tensor(256, 256, 128, options.repeat), tiny(200), decode(9)]
     for entry in rows:
-        shape = f"{entry['m']}x{entry['n']}x{entry['k']}"
-        print(f"{entry['kernel']:32} {shape:>14} {entry['us'] / 1e6:10.4f} s")
-    record: dict[str, Any] = {"schema": 1, "environment": environment(), "rows": rows}
-    print(f"peak memory {record['environment']['peak_memory_bytes'] / 2**20:.0f} MiB")
+        assert entry.us is not None
+        assert entry.us_min is not None
+        shape = f"{entry.m}x{entry.n}x{entry.k}"
+        print(f"{entry.kernel:32} {shape:>14} {entry.us_min / 1e6:10.4f} s, median {entry.us / 1e6:.4f} s")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(f"peak memory {peak / 2**20:.0f} MiB")
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+        where = environment(peak_memory_bytes=peak) | {"host": f"{cpu_name()}, one core"}
+        Record(where, rows).write(options.json)
 
 
 if __name__ == "__main__":

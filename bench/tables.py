@@ -6,8 +6,8 @@ A table stands between two lines, and everything between them is replaced::
     <!-- end table -->
 
 The name is the record's path under bench/results, without ``.json``; the folder can be left out while only one has a
-record of that name. ``--check`` writes nothing and exits with status 1
-if a table isn't what its record says.
+record of that name. A second word, for instance ``cpu/resources sm_90``, keeps one architecture of a resource report.
+``--check`` writes nothing and exits with status 1 if a table isn't what its record says.
 """
 
 from __future__ import annotations
@@ -24,11 +24,22 @@ ROOT = Path(__file__).resolve().parents[1]
 if importlib.util.find_spec("numba_gemm") is None:
     sys.path.insert(0, str(ROOT))
 
-from numba_gemm.benchmark.record import read_record  # noqa: E402
-from numba_gemm.benchmark.report import geometric_mean, kilobytes, microseconds, peer_title, short_config  # noqa: E402
+from numba_gemm.benchmark.record import CEILING, HALF_AGAINST_SINGLE, read_record  # noqa: E402
+from numba_gemm.benchmark.report import (  # noqa: E402
+    LOOP_COLUMNS,
+    counter_cells,
+    geometric_mean,
+    kilobytes,
+    loop_cells,
+    microseconds,
+    peer_title,
+    short_config,
+)
 
 _TABLE = re.compile(
-    r"^<!-- table: (?P<name>\S+) -->\n(?P<body>.*?)(?P<end>^<!-- end table -->$|(?=^<!-- table: )|\Z)", re.M | re.S
+    r"^<!-- table: (?P<name>\S+)(?: (?P<arch>\S+))? -->\n"
+    r"(?P<body>.*?)(?P<end>^<!-- end table -->$|(?=^<!-- table: )|\Z)",
+    re.M | re.S,
 )
 
 Record = dict[str, Any]
@@ -79,7 +90,9 @@ def regenerate(text: str, results: Path, document: str) -> str:
         path = find_record(results, name, document)
         record = read_record(path)
         source = path.relative_to(results.parents[1]).as_posix()
-        return f"<!-- table: {name} -->\n\n{render(record)}\n\n{caption(record, source)}\n\n{found['end']}"
+        marker = " ".join(filter(None, (name, found["arch"])))
+        shown = render(record, found["arch"])
+        return f"<!-- table: {marker} -->\n\n{shown}\n\n{caption(record, source)}\n\n{found['end']}"
 
     return _TABLE.sub(table, text)
 
@@ -112,13 +125,18 @@ def caption(record: Record, source: str) -> str:
     return f"*{'; '.join(parts)}*"
 
 
-def render(record: Record) -> str:
-    """A record's table, in the form that suits what was measured."""
+def render(record: Record, arch: str | None = None) -> str:
+    """A record's table, in the form that suits what was measured; of a resource report, for one architecture."""
     if record["rows"]:
-        suite = record["rows"][0]["suite"]
-        return _VIEWS.get(suite, suite_view)(record["rows"])
+        rows = record["rows"]
+        if rows[0].get("dtype") in ("float16", "bfloat16") and not rows[0].get("counters"):
+            return half_view(rows)
+        return _VIEWS.get(rows[0]["suite"], suite_view)(rows)
     if record.get("resources"):
-        return resources_view(record["resources"])
+        reports = [report for report in record["resources"] if arch in (None, report["arch"])]
+        if not reports:
+            raise ValueError(f"the record has no resources for {arch}")
+        return resources_view(reports)
     raise ValueError("the record has no rows")
 
 
@@ -149,11 +167,63 @@ def ladder_view(rows: list[Record]) -> str:
     return markdown([*header, "registers"], lines)
 
 
+def half_view(rows: list[Record]) -> str:
+    """A ladder or a suite in 16 bits: the table of each type, then of the peer in 16 bits against the peer in FP32."""
+    own = [row for row in rows if row["suite"] != HALF_AGAINST_SINGLE]
+    compared = [row for row in rows if row["suite"] == HALF_AGAINST_SINGLE]
+    view = half_ladder_view if own[0]["suite"].startswith("ladder") else suite_view
+    parts = []
+    for dtype in dict.fromkeys(row["dtype"] for row in own):
+        typed = [row for row in own if row["dtype"] == dtype]
+        parts.append(f"{dtype}:\n\n{view(typed)}")
+    if compared:
+        parts.append(f"{peer_title(compared[0]['kernel'])} in 16 bits against FP32:\n\n{comparison_view(compared)}")
+    return "\n\n".join(parts)
+
+
+def half_ladder_view(rows: list[Record]) -> str:
+    """One line a kernel, one column a size: TFLOP/s, share of the peer's speed and of the ceiling."""
+    shapes = list(dict.fromkeys(_shape(row) for row in rows))
+    peer = next((row["peer"] for row in rows if row["peer"]), None)
+    by_key = {(row["kernel"], _shape(row)): row for row in rows}
+    kernels = [k for k in dict.fromkeys(row["kernel"] for row in rows) if k not in (peer, CEILING)]
+    shares = " (% of " + ", ".join([*([peer_title(peer)] if peer else []), "ceiling"]) + ")"
+    lines = []
+    for kernel in kernels:
+        own = [by_key.get((kernel, shape)) for shape in shapes]
+        registers = next((str(row["registers"]) for row in own if row and row["registers"]), "–")
+        lines.append([kernel, *(_shares(row) for row in own), registers])
+    if peer:
+        speeds = []
+        for shape in shapes:
+            timed = next((row for row in rows if _shape(row) == shape and row["peer_us"]), None)
+            rate = _flops(timed) / timed["peer_us"] * 1e-6 if timed else 0.0
+            top = timed.get("ceiling_tflops") if timed else None
+            speeds.append(f"{rate:.1f}{f' ({100 * rate / top:.0f}% of ceiling)' if top else ''}" if timed else "–")
+        lines.append([peer_title(peer), *speeds, "–"])
+    tops = [by_key.get((CEILING, shape)) for shape in shapes]
+    if any(tops):
+        lines.append(["ceiling: `mma.sync`", *(f"{row['tflops']:.1f}" if row else "–" for row in tops), "–"])
+    return markdown(["kernel", *(f"{shape}, TFLOP/s{shares}" for shape in shapes), "registers"], lines)
+
+
+def comparison_view(rows: list[Record]) -> str:
+    """The peer in 16 bits against the peer in FP32, interleaved."""
+    lines = []
+    for row in rows:
+        if row["us"] is None:
+            lines.append([_shape(row), row["dtype"], "failed", "–", "–"])
+            continue
+        speeds = [f"{_flops(row) / row[key] * 1e-6:.1f}" for key in ("us", "peer_us")]
+        lines.append([_shape(row), row["dtype"], *speeds, f"{row['ratio']:.1f}×"])
+    return markdown(["M×N×K", "type", "16 bits, TFLOP/s", "FP32, TFLOP/s", "times as fast"], lines, left=2)
+
+
 def suite_view(rows: list[Record]) -> str:
     """One line a shape, one column a kernel: its speed, and as a multiple of the peer's; the geometric mean last."""
     shapes = list(dict.fromkeys(_shape(row) for row in rows))
     peer = next((row["peer"] for row in rows if row["peer"]), None)
-    kernels = [k for k in dict.fromkeys(row["kernel"] for row in rows) if k != peer]
+    kernels = [k for k in dict.fromkeys(row["kernel"] for row in rows) if k not in (peer, CEILING)]
     lines = []
     for shape in shapes:
         here = {row["kernel"]: row for row in rows if _shape(row) == shape}
@@ -182,6 +252,35 @@ def cpu_view(rows: list[Record]) -> str:
     return markdown(["M×N×K", "cores", "`cpu`, GFLOP/s", "NumPy, GFLOP/s", "% of NumPy"], lines)
 
 
+def counters_view(rows: list[Record]) -> str:
+    """One line a compiled form: what the emulator counted."""
+    lines = []
+    for row in rows:
+        name = f"{row['kernel']} {short_config(row['config'])}".strip()
+        counters = row.get("counters")
+        lines.append([name, *(counter_cells(counters) if counters and not row["error"] else ["failed", *["–"] * 8])])
+    header = [
+        "FMAs",
+        "MMAs",
+        "shared load wavefronts",
+        "shared store wavefronts",
+        "FMAs per load wavefront",
+        "bank conflicts",
+    ]
+    shape = _shape(rows[0])
+    return markdown([f"at {shape}", *header, "global load sectors", "global store sectors", "barriers"], lines)
+
+
+def speed_view(rows: list[Record]) -> str:
+    """How long the emulator takes: the best of the rounds, and the median."""
+    lines = []
+    for row in rows:
+        size = "" if row["m"] == row["n"] == row["k"] == 1 else f" at {_shape(row)}"
+        rate = f"{row['m'] * row['n'] * row['k'] / row['us_min']:.1f}" if size else "–"
+        lines.append([f"{row['kernel']}{size}", microseconds(row["us_min"]), microseconds(row["us"]), rate])
+    return markdown(["one core", "best", "median", "million multiply-adds per second"], lines)
+
+
 def host_view(rows: list[Record]) -> str:
     """Host time of calls."""
     lines = []
@@ -197,27 +296,25 @@ def resources_view(reports: list[Record]) -> str:
     for report in reports:
         name = f"{report['kernel']} {short_config(report['config'])}".strip()
         if report["error"]:
-            lines.append([name, report["arch"], "failed", *["–"] * 6])
+            lines.append([name, report["arch"], "failed", *["–"] * (3 + len(LOOP_COLUMNS))])
             continue
-        loop = report["loop"]
-        narrow = loop.get("LDS", 0) + loop.get("LDS.64", 0)
-        ffma = loop.get("FFMA", 0) + 2 * loop.get("FFMA2", 0)
-        counts = [ffma, narrow, loop.get("LDS.128", 0)]
         local = report["spill_bytes"] + report["stack_bytes"]
         lines.append(
             [
                 *(name, report["arch"], str(report["registers"]), str(local), kilobytes(report["shared_bytes"])),
                 f"{report['occupancy']:.0%}",
-                *(str(count) if loop else "–" for count in counts),
+                *loop_cells(report["loop"]),
             ]
         )
-    header = ["kernel", "arch", "registers", "local bytes", "shared", "occupancy", "FFMA", "LDS", "LDS.128"]
+    header = ["kernel", "arch", "registers", "local bytes", "shared", "occupancy", *LOOP_COLUMNS]
     return markdown(header, lines, left=2)
 
 
 _VIEWS: dict[str, Callable[[list[Record]], str]] = {
     "ladder": ladder_view,
     "cpu": cpu_view,
+    "emulator": counters_view,
+    "emulator_speed": speed_view,
     "host_overhead": host_view,
     "first_call": host_view,
 }
@@ -237,6 +334,16 @@ def _speed(row: Record | None) -> str:
         return "failed" if row is not None else "–"
     share = f" ({100 * row['ratio']:.0f}%)" if row["ratio"] else ""
     return f"{row['tflops']:.1f}{share}"
+
+
+def _shares(row: Record | None) -> str:
+    """TFLOP/s, and in brackets the shares of the peer's speed and of the ceiling."""
+    if row is None or row["tflops"] is None:
+        return "failed" if row is not None else "–"
+    top = row.get("ceiling_tflops")
+    shares = [row["ratio"], row["tflops"] / top if top else None]
+    known = ", ".join(f"{100 * share:.0f}%" for share in shares if share)
+    return f"{row['tflops']:.1f}{f' ({known})' if known else ''}"
 
 
 def _times(row: Record) -> str:

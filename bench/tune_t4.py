@@ -13,10 +13,10 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import importlib.util
-import struct
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,13 @@ if importlib.util.find_spec("numba_gemm") is None:
 
 import torch  # noqa: E402
 
+from numba_gemm.benchmark import ceiling  # noqa: E402
+from numba_gemm.benchmark.ceiling import Ceiling  # noqa: E402
 from numba_gemm.benchmark.peers import find_peer  # noqa: E402
 from numba_gemm.compile.assembler import assemble  # noqa: E402
 from numba_gemm.compile.kernel import CompiledKernel  # noqa: E402
 from numba_gemm.compile.resources import read_resources  # noqa: E402
-from numba_gemm.device.context import Context, current_context  # noqa: E402
+from numba_gemm.device.context import Context, Device, current_context  # noqa: E402
 from numba_gemm.device.launch import launch  # noqa: E402
 from numba_gemm.device.module import Function, load  # noqa: E402
 from numba_gemm.tensorcore import t4  # noqa: E402
@@ -42,19 +44,15 @@ SIZES = (4096, 8192, 2048)
 #: Shape arguments of split-K forms, and the splits to try at DEEP.
 DEEP = (128, 128, 65536)
 DEEP_FORMS = (
-    ((128, 128, 64, 64, 64, 3, 8), (66, 132)),
-    ((128, 128, 64, 64, 32, 3, 8), (66, 132)),
-    ((128, 64, 64, 64, 32, 4, 8), (33, 66, 132)),
-    ((64, 64, 64, 32, 32, 4, 8), (33, 66, 99)),
-    ((64, 128, 64, 32, 64, 4, 8), (66, 132)),
+    ((128, 128, 64, 64, 32, 4, 8), (64, 128)),
+    ((128, 64, 64, 64, 32, 4, 8), (32, 64, 128)),
+    ((64, 128, 64, 32, 64, 4, 8), (64, 128)),
+    ((64, 64, 64, 32, 32, 4, 8), (32, 64, 86)),
+    ((64, 64, 64, 32, 32, 6, 8), (32, 64)),
 )
 ODD = (1000, 1001, 1003)
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 LONG = {"f16": "float16", "bf16": "bfloat16"}
-
-#: One warp issues this many independent MMAs in each turn of the ceiling kernel's loop.
-CEILING_TILES, CEILING_TURNS, CEILING_WARPS = 16, 256, 8
-CEILING_ABI = struct.Struct("<QI")
 
 
 class Built:
@@ -134,72 +132,6 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:160]
 
 
-def ceiling_ptx(dtype: str) -> str:
-    """A loop of independent ``mma.sync`` on registers, and the SM clock cycles that it took."""
-    tiles = range(CEILING_TILES)
-    mma = f"mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32"
-    accumulators = [", ".join(f"%acc{4 * i + j}" for j in range(4)) for i in tiles]
-    zero = "\n".join(f"    mov.f32 %acc{i}, 0f00000000;" for i in range(4 * CEILING_TILES))
-    # Four A and four B fragments, of values near 1 that differ by lane.
-    ones = 0x3F803F80 if dtype == "bf16" else 0x3C003C00
-    fill = "\n".join(f"    mad.lo.u32 %frag{i}, %lane, {0x00070003 + 0x50002 * i}, {ones};" for i in range(24))
-    body = "\n".join(
-        f"    {mma} {{ {accumulators[i]} }}, {{ {', '.join(f'%frag{4 * (i // 4) + j}' for j in range(4))} }}, "
-        f"{{ %frag{16 + 2 * (i % 4)}, %frag{17 + 2 * (i % 4)} }}, {{ {accumulators[i]} }};"
-        for i in tiles
-    )
-    total = "\n".join(f"    add.f32 %acc0, %acc0, %acc{i};" for i in range(1, 4 * CEILING_TILES))
-    return f""".version 8.0
-.target sm_80
-.address_size 64
-.visible .entry ceiling(.param .u64 out, .param .u32 turns)
-.maxntid {32 * CEILING_WARPS}, 1, 1
-{{
-    .reg .f32 %acc<{4 * CEILING_TILES}>;
-    .reg .b32 %frag<24>, %lane, %turns, %block;
-    .reg .b64 %out, %begin, %end;
-    .reg .pred %p;
-    ld.param.u64 %out, [out];
-    ld.param.u32 %turns, [turns];
-    mov.u32 %lane, %tid.x;
-    and.b32 %lane, %lane, 15;
-{fill}
-{zero}
-    bar.sync 0;
-    mov.u64 %begin, %clock64;
-TURN:
-{body}
-    sub.u32 %turns, %turns, 1;
-    setp.ne.u32 %p, %turns, 0;
-    @%p bra TURN;
-    bar.sync 0;
-    mov.u64 %end, %clock64;
-    sub.u64 %end, %end, %begin;
-{total}
-    setp.eq.f32 %p, %acc0, 0f00000000;      // never; keeps the sums alive
-    @%p mov.u64 %end, 0;
-    mov.u32 %block, %ctaid.x;
-    mad.wide.u32 %out, %block, 8, %out;
-    st.global.u64 [%out], %end;
-    ret;
-}}
-"""
-
-
-def ceiling(context: Context, dtype: str) -> tuple[Callable[[int, int], None], float, torch.Tensor]:
-    """The work, its floating-point operations, and the cycles of each block."""
-    kernel = compiled(ceiling_ptx(dtype), "ceiling", context.device.arch, context.device.compute_capability)
-    function = load(kernel, context)
-    blocks = 2 * context.device.sm_count
-    cycles = torch.zeros(blocks, dtype=torch.int64, device="cuda")
-    values = (cycles.data_ptr(), CEILING_TURNS)
-
-    def work(_: int, stream: int) -> None:
-        launch(function, (blocks, 1, 1), (32 * CEILING_WARPS, 1, 1), CEILING_ABI, values, stream=stream)
-
-    return work, blocks * CEILING_WARPS * CEILING_TURNS * CEILING_TILES * 4096.0, cycles
-
-
 def operand(rows: int, columns: int, layout: str, dtype: torch.dtype, pad: int = 0) -> torch.Tensor:
     """Normal values, with ``pad`` more elements in each row of the storage."""
     shape = (rows, columns) if layout == "row" else (columns, rows)
@@ -239,11 +171,12 @@ def check(built: Built, m: int, n: int, k: int, splits: int) -> None:
             return
 
 
-def forms(args: argparse.Namespace) -> list[T4Parameters]:
+def forms(args: argparse.Namespace, device: Device) -> list[T4Parameters]:
     a_layout, b_layout = args.layout.split("/")
     shapes = [dict(zip(SHAPE_NAMES, map(int, form.split(",")), strict=True)) for form in args.form or ()] or t4.FORMS
-    common = {"dtype": args.dtype, "c_dtype": args.dtype, "a_layout": a_layout, "b_layout": b_layout}
-    return [T4Parameters(**shape, **common) for shape in shapes]
+    common: dict[str, Any] = {"dtype": args.dtype, "c_dtype": args.dtype, "a_layout": a_layout, "b_layout": b_layout}
+    found = [T4Parameters(**{**shape, **common}) for shape in shapes]
+    return [replace(x, blocks=x.resident_blocks(device.sm_count, device.compute_capability)) for x in found]
 
 
 def time_square(good: list[Built], size: int, context: Context, args: argparse.Namespace) -> dict[str, float]:
@@ -254,8 +187,8 @@ def time_square(good: list[Built], size: int, context: Context, args: argparse.N
     a = [operand(size, size, a_layout, dtype) for _ in range(sets)]
     b = [operand(size, size, b_layout, dtype) for _ in range(sets)]
     c = [torch.empty(size, size, device="cuda", dtype=dtype) for _ in range(sets)]
-    top, top_flops, cycles = ceiling(context, args.dtype)
-    contenders: list[Callable[[int, int], None]] = [top]
+    top = Ceiling(context, LONG[args.dtype])
+    contenders: list[Callable[[int, int], None]] = [top.work]
     names = ["mma.sync ceiling"]
     peer, _ = find_peer("auto", LONG[args.dtype])
     if peer is not None:
@@ -270,10 +203,11 @@ def time_square(good: list[Built], size: int, context: Context, args: argparse.N
     torch.cuda.synchronize()
     flops = 2.0 * size**3
     rates = {name: flops / t.us / 1e6 for name, t in zip(names, times, strict=True)}
-    rates[names[0]] = top_flops / times[0].us / 1e6
+    rates[names[0]] = top.flops / times[0].us / 1e6
     ceiling_rate, peer_us = rates[names[0]], times[1].us if peer is not None else float("nan")
-    per_mma = cycles.double().mean().item() / (CEILING_TURNS * CEILING_TILES * 2 * CEILING_WARPS / 4)
-    clock = cycles.double().mean().item() / times[0].us
+    cycles = top.cycles()
+    per_mma = cycles / (ceiling.TURNS * ceiling.TILES * ceiling.BLOCKS_PER_SM * ceiling.WARPS / 4)
+    clock = cycles / times[0].us
     print(
         f"\n{size} cubed, {args.dtype}, {args.layout}: ceiling {ceiling_rate:.0f} TFLOP/s, "
         f"{per_mma:.2f} cycles an mma and quarter of an SM, {clock:.0f} MHz"
@@ -281,8 +215,9 @@ def time_square(good: list[Built], size: int, context: Context, args: argparse.N
     registers = {x.parameters.label: x.function.registers for x in good if x.function is not None}
     for name in sorted(names[1:], key=lambda x: -rates[x]):
         t = times[names.index(name)]
+        share = t.ratio * flops / top.flops  # of the ceiling in the same round: the clock drifts between rounds
         print(
-            f"  {rates[name]:7.1f} TF {rates[name] / ceiling_rate:6.3f} of ceiling {peer_us / t.us:6.3f} x cuBLAS "
+            f"  {rates[name]:7.1f} TF {share:6.3f} of ceiling {peer_us / t.us:6.3f} x cuBLAS "
             f"{t.us:9.1f} us [{t.us_min:.1f} .. {t.us_max:.1f}] {registers.get(name, 0):4d} regs  {name}"
         )
     sys.stdout.flush()
@@ -293,8 +228,14 @@ def time_deep(context: Context, pool: concurrent.futures.Executor, args: argpars
     m, n, k = DEEP
     dtype = DTYPES[args.dtype]
     a_layout, b_layout = args.layout.split("/")
-    common = {"dtype": args.dtype, "c_dtype": args.dtype, "a_layout": a_layout, "b_layout": b_layout, "split_k": True}
-    tries = [(T4Parameters(**dict(zip(SHAPE_NAMES, s, strict=True)), **common), splits) for s, splits in DEEP_FORMS]
+    common: dict[str, Any] = {
+        "dtype": args.dtype,
+        "c_dtype": args.dtype,
+        "a_layout": a_layout,
+        "b_layout": b_layout,
+        "split_k": True,
+    }
+    tries = [(T4Parameters(**{**dict(zip(SHAPE_NAMES, s, strict=True)), **common}), splits) for s, splits in DEEP_FORMS]
     device = context.device
     all_built = list(pool.map(lambda x: Built(x[0]).assemble(device.arch, device.compute_capability), tries))
     sets = set_count(2 * (m + n) * k, device.l2_bytes)
@@ -355,7 +296,7 @@ def main() -> int:
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         builds = pool.map(
             lambda p: Built(p).assemble(device.arch, device.compute_capability),
-            forms(args),
+            forms(args, device),
         )
         good: list[Built] = []
         for built in builds:

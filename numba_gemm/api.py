@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from numba_gemm.arrays import Operand, as_operand, empty_like_operand, is_numba_array
 from numba_gemm.catalog import CPU_BASELINE, LADDER, get_spec
-from numba_gemm.problem import check_inputs, check_output, check_scale
+from numba_gemm.problem import ITEMSIZE, check_inputs, check_output, check_scale
 
 Device = Literal["auto", "cuda", "cpu", "emulator"]
 _DEVICES = ("auto", "cuda", "cpu", "emulator")
@@ -21,14 +21,15 @@ Options = tuple[float, float, str | None, str]
 
 
 def matmul(a: Any, b: Any, *, out: Any = None, kernel: str | None = None, device: Device = "auto") -> Any:
-    """The matrix product ``a @ b`` in IEEE FP32.
+    """The matrix product ``a @ b``, accumulated in FP32.
 
     Parameters
     ----------
-    a : (M, K) float32 NumPy array or Numba device array, of any strides and alignment.
+    a : (M, K) NumPy array or Numba device array of float32, float16 or bfloat16 (``ml_dtypes.bfloat16``), of any
+        strides and alignment. float32 products are IEEE FP32; 16-bit ones are the tensor cores'.
     b : (K, N) array of the same dtype and in the same memory as ``a``.
-    out : (M, N) array to write the product to; may not overlap ``a`` or ``b``. Untouched if this call raises
-        before it has launched anything.
+    out : (M, N) array of their dtype, or of float32, to write the product to; may not overlap ``a`` or ``b``.
+        Untouched if this call raises before it has launched anything.
     kernel : a name from :func:`kernels`, for instance ``"v7"``; None chooses by the shape.
     device : ``"auto"`` multiplies device arrays where they are, and NumPy arrays on the GPU, or, on a machine without
         one, with NumPy's own BLAS after one :class:`RuntimeWarning`. ``"cuda"`` insists on the GPU, ``"cpu"`` on the
@@ -42,7 +43,7 @@ def matmul(a: Any, b: Any, *, out: Any = None, kernel: str | None = None, device
 
     Raises
     ------
-    TypeError : for something that isn't an array, a dtype other than float32, mixed dtypes, or host memory mixed
+    TypeError : for something that isn't an array, another dtype, mixed dtypes, or host memory mixed
         with device memory.
     ValueError : for shapes that don't match, an unknown kernel or device, or an ``out`` that is read-only, of
         another shape, or overlaps an input.
@@ -73,8 +74,8 @@ def gemm(
 
     Parameters
     ----------
-    a, b : (M, K) and (K, N) float32 arrays, as for :func:`matmul`.
-    c : (M, N) float32 array of the same kind; read only if ``beta`` isn't 0, then written.
+    a, b : (M, K) and (K, N) arrays, as for :func:`matmul`.
+    c : (M, N) array of the same kind, of their dtype or float32; read only if ``beta`` isn't 0, then written.
     alpha, beta : real numbers, rounded to float32. With ``alpha`` = 0, or K = 0, ``a`` and ``b`` aren't read.
     kernel, device : as for :func:`matmul`.
 
@@ -193,22 +194,27 @@ def _on_emulator(a: Operand, b: Operand, c: Operand, options: Options) -> None:
 def _on_cpu(a: Operand, b: Operand, c: Operand, options: Options) -> None:
     alpha, beta, kernel, _ = options
     target: npt.NDArray[Any] = c.array
+    a_array, b_array = a.array, b.array
+    if alpha == 1 and beta == 0 and kernel is None and a.dtype == "float32" and a.shape[1]:
+        np.matmul(a_array, b_array, out=target)
+        return
+    if a.dtype != "float32":  # as on the GPU: products and sums in FP32, rounded once to the type of C
+        a_array, b_array = a_array.astype(np.float32), b_array.astype(np.float32)
+    product: Any
     if alpha == 0 or a.shape[1] == 0:
-        product: Any = np.float32(0)
+        product = np.float32(0)
     elif kernel == CPU_BASELINE:
         from numba_gemm.fp32.cpu import blocked_matmul
 
-        product = blocked_matmul(a.array, b.array)
-    elif alpha == 1 and beta == 0:
-        np.matmul(a.array, b.array, out=target)
-        return
+        product = blocked_matmul(a_array, b_array)
     else:
-        product = np.matmul(a.array, b.array)
+        product = np.matmul(a_array, b_array)
     if alpha != 1:
         product = product * np.float32(alpha)
     if beta != 0:
-        product = product + np.float32(beta) * target
-    target[...] = product
+        product = product + np.float32(beta) * target.astype(np.float32)
+    with np.errstate(over="ignore"):  # past the range of float16 lies infinity
+        target[...] = np.asarray(product).astype(target.dtype)
 
 
 _warned_no_gpu = False
@@ -270,7 +276,7 @@ def kernels() -> KernelTable:
         None,
         None,
         None,
-        ("float32",),
+        tuple(ITEMSIZE),
         None,
     )
     return KernelTable(

@@ -111,7 +111,8 @@ def _from_numpy(name: str, array: npt.NDArray[Any]) -> Operand:
 
 
 def _from_interface(name: str, array: Any, interface: dict[str, Any]) -> Operand:
-    dtype = np.dtype(interface["typestr"])
+    # The interface has no name for bfloat16, so an array's own dtype goes before the type string.
+    dtype = np.dtype(getattr(array, "dtype", interface["typestr"]))
     shape = tuple(interface["shape"])
     strides = interface.get("strides")
     if strides is None:
@@ -154,11 +155,12 @@ def _packed_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 def empty_like_operand(operand: Operand, shape: tuple[int, ...], stream: int) -> Any:
     """A new, uninitialised array of the operand's package and dtype."""
     if operand.kind == HOST:
-        return np.empty(shape, operand.dtype)
+        return np.empty(shape, operand.array.dtype)
+    dtype = np.dtype(operand.array.dtype)
     cuda = sys.modules["numba.cuda"]  # it is there: the operand is one of its arrays
     if 0 in shape:  # Numba can't allocate nothing; a view of one element serves
-        return cuda.device_array((1,), operand.dtype)[:0].reshape(shape)
-    return cuda.device_array(shape, operand.dtype)
+        return cuda.device_array((1,), dtype)[:0].reshape(shape)
+    return cuda.device_array(shape, dtype)
 
 
 class _AddressOnly:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Matrix = npt.NDArray[np.float32]
+Matrix = npt.NDArray[Any]
 
 #: Kinds of input. "random": normal; "integer": small whole numbers, whose product has no rounding; "onehot": each row
 #: of A and each column of B picks one element of the other factor, so that a wrong index shows as a wrong value.
@@ -25,7 +26,7 @@ LAYOUTS = ("packed", "padded", "sliced", "transposed", "stepped", "reversed")
 
 @dataclass(frozen=True)
 class Case:
-    """One problem: C = alpha · A @ B + beta · C with (M, K) and (K, N) factors."""
+    """One problem: C = alpha · A @ B + beta · C with (M, K) and (K, N) factors of a dtype, and C of ``c_dtype``."""
 
     m: int
     n: int
@@ -34,14 +35,19 @@ class Case:
     layout: str = "packed"
     alpha: float = 1.0
     beta: float = 0.0
+    dtype: str = "float32"
+    c_dtype: str = ""  # empty: that of A and B
 
     def __str__(self) -> str:
         scale = "" if (self.alpha, self.beta) == (1.0, 0.0) else f" alpha={self.alpha:g} beta={self.beta:g}"
-        return f"{self.m}×{self.n}×{self.k} {self.inputs} {self.layout}{scale}"
+        types = "" if self.dtype == "float32" else f" {self.dtype}"
+        if self.c_dtype not in ("", self.dtype):
+            types += f"→{self.c_dtype}"
+        return f"{self.m}×{self.n}×{self.k} {self.inputs} {self.layout}{scale}{types}"
 
     @property
     def exact(self) -> bool:
-        """Whether the product has no rounding, so that the answer must be equal, not close."""
+        """Whether no product or sum is rounded, so that the answer must be equal, not close."""
         return self.inputs != "random"
 
     def make(self, seed: int = 0) -> tuple[Matrix, Matrix, Matrix]:
@@ -50,7 +56,12 @@ class Case:
         a = _fill(generator, (self.m, self.k), self.inputs, onehot="onehot_a")
         b = _fill(generator, (self.k, self.n), self.inputs, onehot="onehot_b")
         c = _fill(generator, (self.m, self.n), "integer" if self.exact else "random", onehot="")
-        return lay_out(a, self.layout), lay_out(b, self.layout), lay_out(c, self.layout)
+        dtype, c_dtype = numpy_dtype(self.dtype), numpy_dtype(self.c_dtype or self.dtype)
+        return (
+            lay_out(a.astype(dtype), self.layout),
+            lay_out(b.astype(dtype), self.layout),
+            lay_out(c.astype(c_dtype), self.layout),
+        )
 
 
 def _fill(generator: np.random.Generator, shape: tuple[int, int], inputs: str, *, onehot: str) -> Matrix:
@@ -68,21 +79,31 @@ def _fill(generator: np.random.Generator, shape: tuple[int, int], inputs: str, *
     return generator.integers(-8, 9, shape).astype(np.float32)
 
 
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """The NumPy dtype of that name, ``"bfloat16"`` from ml_dtypes."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
+    return np.dtype(name)
+
+
 def lay_out(matrix: Matrix, layout: str) -> Matrix:
     """The same matrix as a view that lies in memory in the given way."""
     rows, columns = matrix.shape
     if layout == "packed":
         return np.ascontiguousarray(matrix)
     if layout == "padded":
-        view = np.full((rows, columns + 5), np.nan, np.float32)[:, :columns]
+        view = np.full((rows, columns + 5), np.nan, matrix.dtype)[:, :columns]
     elif layout == "sliced":
-        view = np.full((rows + 2, columns + 3), np.nan, np.float32)[1 : rows + 1, 1 : columns + 1]
+        view = np.full((rows + 2, columns + 3), np.nan, matrix.dtype)[1 : rows + 1, 1 : columns + 1]
     elif layout == "transposed":
-        view = np.full((columns, rows), np.nan, np.float32).T
+        view = np.full((columns, rows), np.nan, matrix.dtype).T
     elif layout == "stepped":
-        view = np.full((rows, 2 * columns), np.nan, np.float32)[:, ::2]
+        view = np.full((rows, 2 * columns), np.nan, matrix.dtype)[:, ::2]
     elif layout == "reversed":
-        view = np.full((rows, columns), np.nan, np.float32)[::-1, ::-1]
+        view = np.full((rows, columns), np.nan, matrix.dtype)[::-1, ::-1]
     else:
         raise ValueError(f"there is no layout {layout!r}; the layouts are {', '.join(LAYOUTS)}")
     view[...] = matrix

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numba_gemm.fallback import FALLBACKS
 from numba_gemm.fp32 import (
     v1_naive,
     v2_coalesced,
@@ -12,17 +13,22 @@ from numba_gemm.fp32 import (
     v7_warptile,
 )
 from numba_gemm.spec import KernelSpec
+from numba_gemm.tensorcore.specs import T1, T2, T3, T4
 
 LADDER: dict[str, KernelSpec] = {
-    module.SPEC.name: module.SPEC
-    for module in (
-        v1_naive,
-        v2_coalesced,
-        v3_tiled,
-        v4_column,
-        v5_block,
-        v6_vector,
-        v7_warptile,
+    spec.name: spec
+    for spec in (
+        v1_naive.SPEC,
+        v2_coalesced.SPEC,
+        v3_tiled.SPEC,
+        v4_column.SPEC,
+        v5_block.SPEC,
+        v6_vector.SPEC,
+        v7_warptile.SPEC,
+        T1,
+        T2,
+        T3,
+        T4,
     )
 }
 
@@ -31,7 +37,7 @@ CPU_BASELINE = "cpu"
 
 
 def kernel_names() -> list[str]:
-    """Every name that ``kernel=`` takes, in ladder order."""
+    """The names of the ladder, foot first. ``kernel=`` also takes the names in ``fallback.FALLBACKS``."""
     return [CPU_BASELINE, *LADDER]
 
 
@@ -42,7 +48,15 @@ def get_spec(name: str) -> KernelSpec:
     ------
     ValueError : if there is none; the message lists the names there are.
     """
-    spec = LADDER.get(name)
+    spec = LADDER.get(name) or FALLBACKS.get(name)
     if spec is None:
-        raise ValueError(f"there is no kernel {name!r}; the kernels are {', '.join(kernel_names())}")
+        raise ValueError(
+            f"there is no kernel {name!r}; the kernels are {', '.join(kernel_names())}, and in CUDA C++ "
+            f"{', '.join(FALLBACKS)}"
+        )
     return spec
+
+
+def kernels_for(dtype: str) -> list[str]:
+    """The GPU kernels that take this element type, in ladder order."""
+    return [name for name, spec in LADDER.items() if dtype in spec.dtypes]

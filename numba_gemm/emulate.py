@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from numba_gemm.abi import PARAMETERS
 from numba_gemm.choose import choose
-from numba_gemm.compile import compile_kernel
+from numba_gemm.compile import compile_kernel, kernel_ptx
 from numba_gemm.device.memory import rows_are_contiguous
 from numba_gemm.emulator.machine import Machine
 from numba_gemm.emulator.report import Report
 from numba_gemm.problem import ALIGNMENT, Problem
+from numba_gemm.spec import Addresses, Config, KernelSpec
 
 #: The architecture that is emulated unless another is named.
 DEFAULT_ARCH = (9, 0)
@@ -62,20 +62,47 @@ def multiply_emulated(
         c_address % ALIGNMENT,
         alpha,
         beta,
+        c.dtype.name,
     )
     spec, config = choose(problem, kernel, arch=arch)
-    compiled = compile_kernel(spec, config, arch)
-    values = (a_address, b_address, c_address, m, n, problem.k, lda, ldb, ldc, alpha, beta)
-    report = machine.launch(
-        compiled.ptx,
-        spec.grid(m, n),
-        spec.threads,
-        PARAMETERS[spec.abi].pack(*values),
-        progress=progress,
-    )
+    report = run_form(machine, problem, spec, config, Addresses(a_address, b_address, c_address), arch, progress)
     for row in range(m):
         c[row] = machine.read(c_address + row * ldc * c.itemsize, c.dtype, n)
     return report
+
+
+def run_form(
+    machine: Machine,
+    problem: Problem,
+    spec: KernelSpec,
+    config: Config,
+    at: Addresses,
+    arch: tuple[int, int] = DEFAULT_ARCH,
+    progress: Progress | None = None,
+) -> Report:
+    """Run one form of a kernel on matrices that lie in emulated memory; the report is that of its first launch."""
+    plan = spec.plan(problem, config)
+    if plan.workspace_bytes:
+        at = at._replace(workspace=machine.alloc(plan.workspace_bytes))
+    reports = []
+    for one in plan.launches:
+        geometry = one.geometry
+        reports.append(
+            machine.launch(
+                _ptx(one.spec, one.config, arch),
+                one.grid,
+                geometry.threads,
+                one.parameters.pack(*one.values(at)),
+                shared_bytes=geometry.shared_bytes,
+                progress=progress,
+            )
+        )
+    return reports[0]
+
+
+def _ptx(spec: KernelSpec, config: Config, arch: tuple[int, int]) -> str:
+    """A kernel's PTX: written by hand it is at hand; compiled, it is in the cache beside its cubin."""
+    return kernel_ptx(spec, config, arch) if spec.source == "ptx" else compile_kernel(spec, config, arch).ptx
 
 
 def _place(machine: Machine, array: npt.NDArray[Any], *, written: bool = True) -> tuple[int, int]:

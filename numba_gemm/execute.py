@@ -20,33 +20,65 @@ from numba_gemm.device.launch import launch
 from numba_gemm.device.memory import DeviceBuffer, copy_to_device, copy_to_host, rows_are_contiguous
 from numba_gemm.device.module import Function, load
 from numba_gemm.device.stream import Event, Stream, synchronize_stream, wait_event
+from numba_gemm.errors import CompileError
+from numba_gemm.fallback import REPACK, fallback_for
 from numba_gemm.fp32 import repack
 from numba_gemm.problem import ALIGNMENT, Problem
-from numba_gemm.spec import Config, KernelSpec
+from numba_gemm.spec import Addresses, Config, KernelLaunch, KernelSpec
+from numba_gemm.tensorcore.specs import T4
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One launch of a prepared product."""
+
+    launch: KernelLaunch
+    function: Function
+    block: tuple[int, int, int]
+    shared_bytes: int
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A kernel that is loaded and whose launch is worked out for one problem."""
+    """A product whose kernels are chosen, compiled and loaded, and whose launches are worked out.
+
+    ``function`` is the kernel's own; a product with split-K launches a second one after it.
+    """
 
     spec: KernelSpec
     config: Config
-    function: Function
     problem: Problem
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
+    steps: tuple[_Step, ...]
+    workspace_bytes: int
+    k_per_split: int
 
-    def launch(self, a: int, b: int, c: int, stream: int) -> None:
-        """Launch on matrices at the addresses ``a``, ``b``, ``c``, aligned as the problem says."""
-        p = self.problem
-        launch(
-            self.function,
-            self.grid,
-            self.block,
-            PARAMETERS[self.spec.abi],
-            (a, b, c, p.m, p.n, p.k, p.lda, p.ldb, p.ldc, p.alpha, p.beta),
-            stream=stream,
-        )
+    @property
+    def function(self) -> Function:
+        """The loaded kernel."""
+        return self.steps[0].function
+
+    def launch(self, a: int, b: int, c: int, stream: int, *, workspace: int = 0) -> None:
+        """Launch on matrices at the addresses ``a``, ``b``, ``c``, aligned as the problem says.
+
+        ``workspace`` is the address of ``workspace_bytes`` of memory; 0 allocates them for this launch, if needed.
+        """
+        if workspace or not self.workspace_bytes:
+            self._launch(Addresses(a, b, c, workspace), stream)
+            return
+        with DeviceBuffer(self.workspace_bytes, stream) as buffer:
+            self._launch(Addresses(a, b, c, buffer.pointer), stream)
+
+    def _launch(self, at: Addresses, stream: int) -> None:
+        for step in self.steps:
+            launch(
+                step.function,
+                step.launch.grid,
+                step.block,
+                step.launch.parameters,
+                step.launch.values(at),
+                dynamic_shared_bytes=step.shared_bytes,
+                stream=stream,
+            )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -59,15 +91,36 @@ def prepare(problem: Problem, kernel: str | None, context: Context) -> Prepared:
     """
     device = context.device
     spec, config = choose(problem, kernel, arch=device.compute_capability, sm_count=device.sm_count)
-    compiled = compile_kernel(spec, config, device.compute_capability)
-    return Prepared(
-        spec=spec,
-        config=config,
-        function=load(compiled, context),
-        problem=problem,
-        grid=(spec.grid(problem.m, problem.n), 1, 1),
-        block=(spec.threads, 1, 1),
-    )
+    try:
+        return prepare_form(problem, spec, config, context)
+    except CompileError as error:
+        twin = _twin(spec, context, error)
+        return prepare_form(problem, twin, config, context)
+
+
+def _twin(spec: KernelSpec, context: Context, error: CompileError) -> KernelSpec:
+    """The kernel in CUDA C++ that does what a Numba kernel would that can't be compiled here; else the error."""
+    if spec.source != "numba":
+        raise error
+    reason = str(error).splitlines()[0]
+    if spec.name == repack.SPECS[4].name:
+        return REPACK[int(dict(spec.configs[0])["bits"]) // 8]
+    twin = fallback_for(spec.name, context.device.compute_capability, reason)
+    if twin is None:
+        raise error
+    return twin
+
+
+def prepare_form(problem: Problem, spec: KernelSpec, config: Config, context: Context) -> Prepared:
+    """Compile and load one form of a kernel for a problem that it can take."""
+    plan = spec.plan(problem, config)
+    steps = []
+    for one in plan.launches:
+        geometry = one.geometry
+        compiled = compile_kernel(one.spec, one.config, context.device.compute_capability)
+        function = load(compiled, context, dynamic_shared_bytes=geometry.shared_bytes)
+        steps.append(_Step(one, function, (geometry.threads, 1, 1), geometry.shared_bytes))
+    return Prepared(spec, config, problem, tuple(steps), plan.workspace_bytes, plan.k_per_split)
 
 
 def multiply_device(
@@ -87,8 +140,9 @@ def multiply_device(
     context = current_context()
     stream = _common_stream(a, b, c)
     with ExitStack() as workspaces:
-        a_pointer, lda = _packed_rows(a, context, stream, workspaces)
-        b_pointer, ldb = _packed_rows(b, context, stream, workspaces)
+        columns_too = _takes_columns(a, kernel, context)
+        a_pointer, lda, a_layout = _strided(a, context, stream, workspaces, columns_too)
+        b_pointer, ldb, b_layout = _strided(b, context, stream, workspaces, columns_too)
         (m, k), n = a.shape, b.shape[1]
         in_place = _has_packed_rows(c)
         if in_place:
@@ -97,7 +151,7 @@ def multiply_device(
             target = workspaces.enter_context(DeviceBuffer(m * n * c.itemsize, stream))
             c_pointer, ldc = target.pointer, n
             if beta != 0:
-                _repack(context, stream, c.pointer, c.strides, c_pointer, (ldc, 1), c.shape)
+                _repack(context, stream, c.itemsize, c.pointer, c.strides, c_pointer, (ldc, 1), c.shape)
         problem = Problem(
             m,
             n,
@@ -111,6 +165,9 @@ def multiply_device(
             c_pointer % ALIGNMENT,
             alpha,
             beta,
+            c.dtype,
+            a_layout,
+            b_layout,
         )
         prepared = prepare(problem, kernel, context)
         prepared.launch(a_pointer, b_pointer, c_pointer, stream)
@@ -120,7 +177,7 @@ def multiply_device(
             key = _call_key(a.array, b.array, c.array, (a_pointer, b_pointer, c_pointer), options)
             _repeated[key] = _RepeatedCall(prepared, context, (a, b, c))
         if not in_place:
-            _repack(context, stream, c_pointer, (ldc, 1), c.pointer, c.strides, c.shape)
+            _repack(context, stream, c.itemsize, c_pointer, (ldc, 1), c.pointer, c.strides, c.shape)
 
 
 class _RepeatedCall:
@@ -197,7 +254,9 @@ def multiply_host(
     context = current_context()
     stream = int(_host_stream(context))
     (m, k), n = a.shape, b.shape[1]
-    problem = Problem.packed(m, n, k if alpha != 0 else 0, dtype=a.dtype.name, alpha=alpha, beta=beta)
+    problem = Problem.packed(
+        m, n, k if alpha != 0 else 0, dtype=a.dtype.name, alpha=alpha, beta=beta, c_dtype=c.dtype.name
+    )
     prepared = prepare(problem, kernel, context)
     with ExitStack() as buffers:
 
@@ -250,19 +309,30 @@ def _has_packed_rows(operand: Operand) -> bool:
     return operand.strides[1] == 1 or operand.shape[1] <= 1
 
 
-def _packed_rows(operand: Operand, context: Context, stream: int, workspaces: ExitStack) -> tuple[int, int]:
-    """Address and row stride of a matrix whose rows are contiguous: the operand's own, or a repacked copy's."""
+def _takes_columns(a: Operand, kernel: str | None, context: Context) -> bool:
+    """Whether the kernel that will be launched, t4, multiplies column-major factors as they lie."""
+    return a.dtype != "float32" and kernel in (None, "t4") and context.device.compute_capability >= T4.min_arch
+
+
+def _strided(
+    operand: Operand, context: Context, stream: int, workspaces: ExitStack, columns_too: bool
+) -> tuple[int, int, str]:
+    """Address, stride and layout of a factor: the operand's own, or those of a repacked copy."""
     if _has_packed_rows(operand) or 0 in operand.shape:
-        return operand.pointer, operand.strides[0]
+        return operand.pointer, operand.strides[0], "row"
+    if columns_too and (operand.strides[0] == 1 or operand.shape[0] <= 1):
+        return operand.pointer, operand.strides[1], "column"
     rows, columns = operand.shape
-    buffer = workspaces.enter_context(DeviceBuffer(rows * columns * operand.itemsize, stream))
-    _repack(context, stream, operand.pointer, operand.strides, buffer.pointer, (columns, 1), operand.shape)
-    return buffer.pointer, columns
+    itemsize = operand.itemsize
+    buffer = workspaces.enter_context(DeviceBuffer(rows * columns * itemsize, stream))
+    _repack(context, stream, itemsize, operand.pointer, operand.strides, buffer.pointer, (columns, 1), operand.shape)
+    return buffer.pointer, columns, "row"
 
 
 def _repack(
     context: Context,
     stream: int,
+    itemsize: int,
     source: int,
     source_strides: tuple[int, ...],
     target: int,
@@ -271,8 +341,12 @@ def _repack(
 ) -> None:
     rows, columns = shape
     transposed = abs(source_strides[0]) < abs(source_strides[1])
-    spec = repack.SPEC
-    compiled = compile_kernel(spec, (("transposed", int(transposed)),), context.device.compute_capability)
+    spec = repack.SPECS[itemsize]
+    arch = context.device.compute_capability
+    try:
+        compiled = compile_kernel(spec, spec.configs[transposed], arch)
+    except CompileError as error:
+        compiled = compile_kernel(_twin(spec, context, error), spec.configs[transposed], arch)
     launch(
         load(compiled, context),
         (spec.grid(rows, columns), 1, 1),

@@ -11,7 +11,8 @@ from typing import Any
 
 from numba_gemm.arrays import Operand, overlap, overlaps_itself
 
-DTYPES = ("float32",)
+#: Element types of A and B, and their bytes.
+ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 MAX_DIMENSION = 2**31 - 1
 ALIGNMENT = 16  # bytes of the widest access
 
@@ -23,10 +24,13 @@ class Problem:
     Attributes
     ----------
     m, n, k : dimensions.
-    dtype : element type of A, B and C.
-    lda, ldb, ldc : row strides in elements; rows are contiguous.
+    dtype : element type of A and B.
+    lda, ldb, ldc : strides in elements, of rows, or of columns where the layout is ``"column"``; in the other
+        direction elements are neighbours.
     a_offset, b_offset, c_offset : addresses of the matrices modulo 16 bytes.
     alpha, beta : scale factors; beta = 0 means that C isn't read.
+    c_dtype : element type of C, that of A and B or float32; empty for that of A and B.
+    a_layout, b_layout : ``"row"`` or ``"column"``.
     """
 
     m: int
@@ -41,13 +45,28 @@ class Problem:
     c_offset: int = 0
     alpha: float = 1.0
     beta: float = 0.0
+    c_dtype: str = ""
+    a_layout: str = "row"
+    b_layout: str = "row"
+
+    def __post_init__(self) -> None:
+        if not self.c_dtype:
+            object.__setattr__(self, "c_dtype", self.dtype)
 
     @classmethod
     def packed(
-        cls, m: int, n: int, k: int, *, dtype: str = "float32", alpha: float = 1.0, beta: float = 0.0
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        dtype: str = "float32",
+        alpha: float = 1.0,
+        beta: float = 0.0,
+        c_dtype: str = "",
     ) -> Problem:
-        """A product of matrices without gaps between rows, at 16-byte-aligned addresses."""
-        return cls(m, n, k, dtype, lda=k, ldb=n, ldc=n, alpha=alpha, beta=beta)
+        """A product of row-major matrices without gaps between rows, at 16-byte-aligned addresses."""
+        return cls(m, n, k, dtype, lda=k, ldb=n, ldc=n, alpha=alpha, beta=beta, c_dtype=c_dtype)
 
     @property
     def flops(self) -> int:
@@ -57,24 +76,43 @@ class Problem:
     @property
     def bytes_moved(self) -> int:
         """The fewest bytes that must cross device memory: each input read once, C written once."""
-        itemsize = 4
         c_passes = 2 if self.beta != 0 else 1
-        return itemsize * (self.m * self.k + self.k * self.n + c_passes * self.m * self.n)
+        inputs = ITEMSIZE[self.dtype] * (self.m * self.k + self.k * self.n)
+        return inputs + ITEMSIZE[self.c_dtype] * c_passes * self.m * self.n
+
+    @property
+    def is_row_major(self) -> bool:
+        """Whether the rows of both factors are contiguous."""
+        return self.a_layout == self.b_layout == "row"
+
+    def misaligned(self, matrix: str, width: int) -> str | None:
+        """What keeps accesses of ``width`` elements of A, B or C from being aligned, in words, or None."""
+        if matrix == "A":
+            offset, stride, layout = self.a_offset, self.lda, self.a_layout
+            extent, name = (self.k, "K") if layout == "row" else (self.m, "M")
+        elif matrix == "B":
+            offset, stride, layout = self.b_offset, self.ldb, self.b_layout
+            extent, name = (self.n, "N") if layout == "row" else (self.k, "K")
+        else:
+            offset, stride, layout, extent, name = self.c_offset, self.ldc, "row", self.n, "N"
+        if extent % width:
+            return f"{name} = {extent} is not a multiple of {width}"
+        if offset:
+            return f"{matrix} starts {offset} bytes past a multiple of {ALIGNMENT}"
+        if stride % width:
+            return f"the {layout} stride of {matrix}, {stride} elements, is not a multiple of {width}"
+        return None
 
     def unaligned_for(self, width: int) -> str | None:
-        """What keeps accesses of ``width`` elements from being aligned, in words, or None if nothing does."""
-        for matrix, offset, leading, extent, name in (
-            ("A", self.a_offset, self.lda, self.k, "K"),
-            ("B", self.b_offset, self.ldb, self.n, "N"),
-            ("C", self.c_offset, self.ldc, self.n, "N"),
-        ):
-            if extent % width:
-                return f"{name} = {extent} is not a multiple of {width}"
-            if offset:
-                return f"{matrix} starts {offset} bytes past a multiple of {ALIGNMENT}"
-            if leading % width:
-                return f"the row stride of {matrix}, {leading} elements, is not a multiple of {width}"
-        return None
+        """What keeps accesses of ``width`` elements from being aligned in any of the matrices, or None."""
+        return next((reason for matrix in "ABC" if (reason := self.misaligned(matrix, width))), None)
+
+    @property
+    def flags(self) -> int:
+        """The flags of the ``gemm_16`` parameter list: C is float32; A, B are aligned for 16-byte copies."""
+        width = ALIGNMENT // ITEMSIZE[self.dtype]
+        aligned = [self.misaligned(matrix, width) is None for matrix in "AB"]
+        return (self.c_dtype == "float32") | aligned[0] << 1 | aligned[1] << 2
 
 
 def check_inputs(a: Operand, b: Operand) -> tuple[int, int, int]:
@@ -128,8 +166,9 @@ def check_output(out: Operand, a: Operand, b: Operand) -> None:
     name = out.name
     _check_dtype(out)
     _check_same_place(out, a)
-    if out.dtype != a.dtype:
-        raise TypeError(f"matmul: {name} is {out.dtype} and the product is {a.dtype}; pass {name} as {a.dtype}")
+    if out.dtype not in (a.dtype, "float32"):
+        also = "" if a.dtype == "float32" else " or float32"
+        raise TypeError(f"matmul: {name} is {out.dtype} and the product is {a.dtype}; pass {name} as {a.dtype}{also}")
     shape = (a.shape[0], b.shape[1])
     if out.shape != shape:
         raise ValueError(f"matmul: {name} has shape {out.shape}; the product has shape {shape}")
@@ -164,9 +203,9 @@ def check_scale(name: str, value: Any) -> float:
 
 
 def _check_dtype(operand: Operand) -> None:
-    if operand.dtype not in DTYPES:
+    if operand.dtype not in ITEMSIZE:
         raise TypeError(
-            f"matmul: {operand.name} is {operand.dtype}; the kernels take {' or '.join(DTYPES)}, so convert it: "
+            f"matmul: {operand.name} is {operand.dtype}; the kernels take {', '.join(ITEMSIZE)}, so convert it: "
             f"{operand.name}.astype(np.float32)"
         )
 

@@ -13,14 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from numba_gemm.abi import PARAMETERS
 from numba_gemm.catalog import get_spec
 from numba_gemm.choose import choose
 from numba_gemm.errors import KernelConstraintError
-from numba_gemm.problem import Problem
-from numba_gemm.spec import Config, KernelSpec, describe_config, make_config
+from numba_gemm.problem import ITEMSIZE, Problem
+from numba_gemm.spec import Addresses, Config, KernelSpec, describe_config, make_config
 
 EMULATOR = "emulator"
 NCU = "ncu"
@@ -54,18 +51,19 @@ class Job:
         ------
         ValueError : if it has another form.
         """
-        found = re.fullmatch(r"([\w-]+):(\d+)x(\d+)x(\d+)(?::((?:\w+=\d+,?)*))?", text)
+        found = re.fullmatch(r"([\w-]+):(\d+)x(\d+)x(\d+)(?::((?:\w+=\w+,?)*))?", text)
         if not found:
             raise ValueError(f"job {text!r} has another form than KERNEL:MxNxK or KERNEL:MxNxK:NAME=VALUE,…")
         config = None
         if found[5] is not None:
             pairs = (part.split("=") for part in found[5].split(",") if part)
-            config = make_config(**{key: int(value) for key, value in pairs})
+            config = make_config(**{key: int(value) if value.isdigit() else value for key, value in pairs})
         return cls(found[1], int(found[2]), int(found[3]), int(found[4]), config)
 
     def problem(self) -> Problem:
-        """The product: packed rows at aligned addresses, alpha 1, beta 0."""
-        return Problem.packed(self.m, self.n, self.k)
+        """The product: packed rows at aligned addresses, alpha 1, beta 0, of the first type that the form takes."""
+        dtype = dict(self.config or ()).get("dtype", get_spec(self.kernel).dtypes[0])
+        return Problem.packed(self.m, self.n, self.k, dtype=str(dtype))
 
     def resolve(self, arch: tuple[int, int]) -> tuple[KernelSpec, Config]:
         """The kernel and the form that is launched.
@@ -154,26 +152,19 @@ def profile_emulated(job: Job, arch: tuple[int, int], *, progress: Callable[[int
     progress : called with the blocks done and the blocks in all.
     """
     from numba_gemm.compile import compile_kernel
+    from numba_gemm.emulate import run_form
     from numba_gemm.emulator.machine import Machine
 
     spec, config = job.resolve(arch)
-    compiled = compile_kernel(spec, config, arch)
     problem = job.problem()
+    compiled = compile_kernel(spec, spec.plan(problem, config).launches[0].config, arch)
     machine = Machine(compiled.arch)
-    # No count depends on the values: the kernels don't branch on them.
-    a, b = (machine.alloc(4 * count) for count in (job.m * job.k, job.k * job.n))
-    machine.write(a, np.ones(job.m * job.k, np.float32))
-    machine.write(b, np.ones(job.k * job.n, np.float32))
-    c = machine.alloc(4 * job.m * job.n)
-    p = problem
-    arguments = (a, b, c, p.m, p.n, p.k, p.lda, p.ldb, p.ldc, p.alpha, p.beta)
-    report = machine.launch(
-        compiled.ptx,
-        spec.grid(job.m, job.n),
-        spec.threads,
-        PARAMETERS[spec.abi].pack(*arguments),
-        progress=progress,
+    itemsize = ITEMSIZE[problem.dtype]
+    # No count depends on the values, since the kernels don't branch on them; zeros are as good as any.
+    addresses = Addresses(
+        *(machine.alloc(itemsize * count, initialised=True) for count in (job.m * job.k, job.k * job.n, job.m * job.n))
     )
+    report = run_form(machine, problem, spec, config, addresses, arch, progress)
     values: dict[str, float | None] = dict(report.counters.as_dict())
     values["shared_load_values"] = shared_load_values(compiled.ptx, report.executed_by_line)
     ran = Job(job.kernel, job.m, job.n, job.k, config)

@@ -11,33 +11,28 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from numba_gemm.compile import compile_kernel
 from numba_gemm.device.context import Context, current_context
 from numba_gemm.device.memory import DeviceBuffer, copy_to_device
-from numba_gemm.device.module import load
 from numba_gemm.device.stream import synchronize_stream
-from numba_gemm.execute import Prepared
+from numba_gemm.execute import prepare_form
+from numba_gemm.problem import ITEMSIZE
 from numba_gemm.profile import Job
 
 
 def launch(job: Job, context: Context) -> None:
     """Launch a job's kernel once and wait for it."""
     spec, config = job.resolve(context.device.compute_capability)
-    prepared = Prepared(
-        spec=spec,
-        config=config,
-        function=load(compile_kernel(spec, config, context.device.compute_capability), context),
-        problem=job.problem(),
-        grid=(spec.grid(job.m, job.n), 1, 1),
-        block=(spec.threads, 1, 1),
-    )
+    problem = job.problem()
+    prepared = prepare_form(problem, spec, config, context)
+    itemsize = ITEMSIZE[problem.dtype]
     with (
-        DeviceBuffer(4 * job.m * job.k, 0) as a,
-        DeviceBuffer(4 * job.k * job.n, 0) as b,
-        DeviceBuffer(4 * job.m * job.n, 0) as c,
+        DeviceBuffer(itemsize * job.m * job.k, 0) as a,
+        DeviceBuffer(itemsize * job.k * job.n, 0) as b,
+        DeviceBuffer(itemsize * job.m * job.n, 0) as c,
     ):
-        copy_to_device(a.pointer, np.ones((job.m, job.k), np.float32), 0)
-        copy_to_device(b.pointer, np.ones((job.k, job.n), np.float32), 0)
+        for buffer in (a, b):
+            # A copy and not a memset, which would be one more kernel; the pattern is 1 in BF16 and 1.875 in FP16.
+            copy_to_device(buffer.pointer, np.full((1, buffer.nbytes // 2), 0x3F80, np.uint16), 0)
         prepared.launch(a.pointer, b.pointer, c.pointer, 0)
         synchronize_stream(0, after=f"profiled {job}")
 

@@ -1,25 +1,79 @@
 """KernelSpec: what the rest of the library needs to know about a kernel beside its device code.
 
-A kernel file holds the device code; the spec beside it says which problems it takes and how it is launched.
-Nothing here imports Numba or CUDA.
+A kernel file holds the device code; the spec beside it says which problems it takes, how its source is made and how
+it is launched. Nothing here imports Numba or CUDA.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from numba_gemm.abi import PARAMETERS
 
 if TYPE_CHECKING:
     from numba_gemm.problem import Problem
 
-#: Tunable parameters of one compiled form of a kernel, for instance ``{"vector_width": 4}``; hashable.
-Config = tuple[tuple[str, int], ...]
+#: Parameters of one compiled form of a kernel, for instance ``{"vector_width": 4}``; hashable.
+Config = tuple[tuple[str, int | str], ...]
+
+#: Blocks that the x dimension of a grid can have.
+MAX_GRID = 2**31 - 1
 
 
-def make_config(**parameters: int) -> Config:
+def make_config(**parameters: int | str) -> Config:
     """A :data:`Config` from keyword arguments, in a fixed order."""
     return tuple(sorted(parameters.items()))
+
+
+class Geometry(NamedTuple):
+    """What a form of a kernel is launched with: (BM, BN, BK), threads a block, bytes of dynamic shared memory."""
+
+    block_tile: tuple[int, int, int]
+    threads: int
+    shared_bytes: int = 0
+
+
+class Addresses(NamedTuple):
+    """Where the matrices of a launch lie, and the workspace (0 if there is none)."""
+
+    a: int
+    b: int
+    c: int
+    workspace: int = 0
+
+
+@dataclass(frozen=True)
+class KernelLaunch:
+    """One launch of one form of a kernel.
+
+    ``values`` gives the kernel's parameters, in the order of ``parameters``, once the addresses are known.
+    """
+
+    spec: KernelSpec
+    config: Config
+    grid: tuple[int, int, int]
+    parameters: struct.Struct
+    values: Callable[[Addresses], tuple[Any, ...]]
+
+    @property
+    def geometry(self) -> Geometry:
+        """Threads and shared memory of the launch."""
+        return self.spec.geometry(self.config)
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """The launches, in order on one stream, that carry out a product, and the bytes of workspace they share.
+
+    ``k_per_split`` is the depth of one part where K is split, else 0; the error bound depends on it.
+    """
+
+    launches: tuple[KernelLaunch, ...]
+    workspace_bytes: int = 0
+    k_per_split: int = 0
 
 
 @dataclass(frozen=True)
@@ -33,15 +87,21 @@ class KernelSpec:
     block_tile : (BM, BN, BK): the part of C that one block computes, and the depth of one step of k.
     thread_tile : (rows, columns) of C that one thread computes.
     threads : threads in a block.
-    loads_per_fma : shared-memory values read for each FMA (None where shared memory isn't used).
-    build : makes the device function for a config; imports Numba when called.
-    source : the language of the device code, ``"numba"``.
+    loads_per_fma : shared-memory values read for each FMA (None where it isn't a number that says anything).
+    build : makes a config's source when called with its parameters: the device function for ``source="numba"`` (and
+        imports Numba for it), the PTX text for ``source="ptx"``, a ``CudaSource`` for ``source="cuda"``.
+    source : the language of the device code: ``"numba"``, ``"ptx"`` or ``"cuda"``.
     dtypes : NumPy dtype names of A and B that it takes.
     min_arch : lowest compute capability.
     min_blocks_per_sm : occupancy promised to ptxas, from which it takes its register limit.
     configs : the compiled forms, best first; the first whose needs a problem meets is launched.
-    abi : the kernel's parameter list, a key of ``compile.numba_source.SIGNATURES``.
+    abi : the kernel's parameter list, a key of ``numba_gemm.abi.PARAMETERS``.
     helpers : module names whose source enters the cache key beside the kernel's own file.
+    files : names of PTX or CUDA files whose text enters the cache key too.
+    entry_name : the entry's name where every form has the same.
+    geometry_of : what a form is launched with, where forms differ in it.
+    select : a form for a problem, a number of SMs and a compute capability, where a list of forms wouldn't do.
+    plan_of : the launches of a problem, where one with the usual parameters wouldn't do.
     """
 
     name: str
@@ -51,7 +111,7 @@ class KernelSpec:
     thread_tile: tuple[int, int]
     threads: int
     loads_per_fma: float | None
-    build: Callable[..., Callable[..., None]] = field(repr=False)
+    build: Callable[..., Any] = field(repr=False)
     source: str = "numba"
     dtypes: tuple[str, ...] = ("float32",)
     min_arch: tuple[int, int] = (7, 5)
@@ -59,39 +119,67 @@ class KernelSpec:
     configs: tuple[Config, ...] = ((),)
     abi: str = "gemm_f32"
     helpers: tuple[str, ...] = ("numba_gemm.intrinsics", "numba_gemm.fp32.epilogue")
+    files: tuple[str, ...] = ()
+    entry_name: str | None = None
+    geometry_of: Callable[[Config], Geometry] | None = field(default=None, repr=False)
+    select: Callable[[Problem, int, tuple[int, int]], Config] | None = field(default=None, repr=False)
+    plan_of: Callable[[KernelSpec, Problem, Config], LaunchPlan] | None = field(default=None, repr=False)
 
     def entry(self, config: Config) -> str:
         """The name of the PTX entry of one compiled form."""
+        if self.entry_name is not None:
+            return self.entry_name
         suffix = "".join(f"_{key}{value}" for key, value in config)
         return f"{self.name.replace('-', '_')}{suffix}"
 
-    def grid(self, m: int, n: int) -> int:
+    def geometry(self, config: Config) -> Geometry:
+        """Tile, threads and dynamic shared memory of one form."""
+        if self.geometry_of is not None:
+            return self.geometry_of(config)
+        return Geometry(self.block_tile, self.threads)
+
+    def grid(self, m: int, n: int, config: Config = ()) -> int:
         """Blocks in the one-dimensional grid: the tiles of C, row by row.
 
         One dimension, since the others end at 65535 blocks and a tall matrix has more tiles than that.
         """
-        block_m, block_n, _ = self.block_tile
+        block_m, block_n, _ = self.geometry(config).block_tile if config else self.block_tile
         return -(-m // block_m) * -(-n // block_n)
 
     def unmet(self, problem: Problem, config: Config) -> str | None:
         """The constraint of ``config`` that ``problem`` doesn't meet, in words, or None."""
         if problem.dtype not in self.dtypes:
             return f"dtype {problem.dtype} is not one of {', '.join(self.dtypes)}"
-        if self.grid(problem.m, problem.n) > MAX_GRID:
+        parameters = dict(config)
+        if parameters.get("dtype", problem.dtype) != problem.dtype:
+            return f"dtype {problem.dtype} is not {parameters['dtype']}"
+        if self.grid(problem.m, problem.n, config) > MAX_GRID:
             return f"the grid needs more than {MAX_GRID} blocks"
-        width = dict(config).get("vector_width", 1)
-        return problem.unaligned_for(width) if width > 1 else None
+        if self.select is None and not problem.is_row_major:
+            return "a matrix is column-major"
+        width = parameters.get("vector_width", 1)
+        return problem.unaligned_for(width) if isinstance(width, int) and width > 1 else None
+
+    def plan(self, problem: Problem, config: Config) -> LaunchPlan:
+        """The launches that carry out a problem with m, n ≥ 1."""
+        if self.plan_of is not None:
+            return self.plan_of(self, problem, config)
+        return LaunchPlan((single_launch(self, problem, config),))
 
 
-#: Blocks that the x dimension of a grid can have.
-MAX_GRID = 2**31 - 1
+def single_launch(spec: KernelSpec, problem: Problem, config: Config) -> KernelLaunch:
+    """One launch over the tiles of C, with the parameters that all GEMM kernels begin with."""
+    p = problem
+    scalars: tuple[Any, ...] = (p.m, p.n, p.k, p.lda, p.ldb, p.ldc, p.alpha, p.beta)
+    if spec.abi == "gemm_16":
+        scalars = (*scalars, problem.flags)
+
+    def values(at: Addresses) -> tuple[Any, ...]:
+        return (at.a, at.b, at.c, *scalars)
+
+    return KernelLaunch(spec, config, (spec.grid(p.m, p.n, config), 1, 1), PARAMETERS[spec.abi], values)
 
 
 def describe_config(config: Config) -> str:
     """``"vector_width=4"``, or ``""`` for the empty config."""
     return " ".join(f"{key}={value}" for key, value in config)
-
-
-def config_dict(config: Config) -> dict[str, Any]:
-    """A config as a plain dictionary, for JSON and keyword arguments."""
-    return dict(config)

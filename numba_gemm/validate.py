@@ -63,42 +63,70 @@ def reference(
     *,
     alpha: float = 1.0,
     beta: float = 0.0,
+    c_dtype: str = "",
+    tensor_core: tuple[int, int] | None = None,
+    k_per_split: int = 0,
 ) -> Reference:
-    """alpha · a @ b + beta · c in float64, with the bound of an FP32 kernel.
+    """alpha · a @ b + beta · c in float64, with the bound of the arithmetic that computes it.
 
     Parameters
     ----------
     a, b : (M, K) and (K, N) arrays.
     c : (M, N), needed if ``beta`` isn't 0.
+    c_dtype : element type of the result, for the rounding to it; empty for that of ``a``.
+    tensor_core : compute capability whose tensor cores multiply the 16-bit factors; None for FP32 arithmetic.
+    k_per_split : depth of one part of a product whose K is split; 0 if it isn't.
     """
     a64, b64 = a.astype(np.float64), b.astype(np.float64)
-    k = a.shape[1]
     alpha, beta = float(np.float32(alpha)), float(np.float32(beta))
-    value = alpha * (a64 @ b64)
-    magnitude = abs(alpha) * (np.abs(a64) @ np.abs(b64))
-    roundings = k + (0 if alpha == 1 and beta == 0 else 1)
-    if beta != 0:
-        if c is None:
-            raise ValueError("beta isn't 0, so c is needed")
-        c64 = c.astype(np.float64)
-        value = value + beta * c64
-        magnitude = magnitude + abs(beta) * np.abs(c64)
-        roundings += 2
+    c_dtype = c_dtype or a.dtype.name
+    if beta != 0 and c is None:
+        raise ValueError("beta isn't 0, so c is needed")
+    product = a64 @ b64
+    value = alpha * product
+    c_part = np.float64(0) if c is None or beta == 0 else beta * c.astype(np.float64)
+    value = value + c_part
+    if tensor_core is not None:
+        from numba_gemm.tensorcore.bound import tensorcore_bound
+
+        k_per_sum, fraction_bits = (16, 25) if tensor_core >= (9, 0) else (8, 24)
+        bound = tensorcore_bound(
+            a,
+            b,
+            k_per_sum=k_per_sum,
+            fraction_bits=fraction_bits,
+            output_dtype=c_dtype,
+            c=c if beta != 0 else None,
+            alpha=alpha,
+            beta=beta,
+            product=product,
+            k_per_split=k_per_split,
+        )
+        return Reference(value, bound)
+
+    magnitude = abs(alpha) * (np.abs(a64) @ np.abs(b64)) + np.abs(c_part)
+    roundings = a.shape[1] + (0 if alpha == 1 and beta == 0 else 1) + (2 if beta != 0 else 0)
     bound = gamma_fp32(roundings) * magnitude + (roundings + 1) * 0.5 * _SMALLEST_SUBNORMAL
+    if c_dtype != "float32":
+        from numba_gemm.tensorcore.bound import output_bound
+
+        bound = output_bound(value, bound, c_dtype)
     return Reference(value, bound)
 
 
 def check(result: npt.NDArray[Any], expected: Reference, *, exact: bool = False) -> Verdict:
     """Compare a product with its reference.
 
-    ``exact`` asks for equality, for inputs whose product has no rounding. NaN never passes.
+    ``exact`` asks for equality with the reference rounded to the result's type, for inputs whose products and sums
+    have no rounding. NaN never passes.
     """
     if result.shape != expected.value.shape:
         return Verdict(False, np.inf, (), f"the result has shape {result.shape}, not {expected.value.shape}")
     if result.size == 0:
         return Verdict(True, 0.0, (), "")
     with np.errstate(invalid="ignore", over="ignore"):
-        error = np.abs(result.astype(np.float64) - expected.value)
+        target = expected.value.astype(result.dtype).astype(np.float64) if exact else expected.value
+        error = np.abs(result.astype(np.float64) - target)
     bound = np.zeros_like(expected.bound) if exact else expected.bound
     # 0/0 is right and x/0 is wrong; a NaN is turned into the worst there is.
     ratio = np.where(error <= bound, np.divide(error, bound, out=np.zeros_like(error), where=bound > 0), np.inf)

@@ -1,4 +1,4 @@
-"""The machinery of `bench` and `check`: shapes, inputs, validation, records, and the order of a run on a GPU."""
+"""The machinery of `bench` and `check`: shapes, inputs, validation, peers, records, compiled forms."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from numba_gemm.benchmark import correctness, forms, peers, record, runner
+from numba_gemm.benchmark import correctness, forms, peers, record
 from numba_gemm.benchmark.cpu import bench_cpu, limited_to, time_calls
 from numba_gemm.benchmark.inputs import POOL_LENGTH, SAMPLE, Checker, Pool
-from numba_gemm.benchmark.report import failures, microseconds, shape_table, short_config
+from numba_gemm.benchmark.report import microseconds, short_config
+from numba_gemm.benchmark.selection import kernels_by_dtype
 from numba_gemm.benchmark.suites import SUITES, Shape, cube, parse_shape
 from numba_gemm.cases import LAYOUTS, Case
-from numba_gemm.errors import CudaError
-from numba_gemm.problem import Problem
-from numba_gemm.report import render
-from numba_gemm.timing import Timing
+from numba_gemm.catalog import get_spec, kernels_for
 
 # --- shapes
 
@@ -126,6 +124,20 @@ def test_a_view_is_found_again_in_a_copy_of_its_base(layout):
         outside[marks == 1] = False
         after[np.flatnonzero(outside)[0]] = 0
         assert not correctness.untouched_outside(c, after, base)
+
+
+def test_the_forms_that_a_check_on_a_gpu_needs_are_known_before():
+    from types import SimpleNamespace
+
+    device = SimpleNamespace(compute_capability=(9, 0), sm_count=132)
+    found = correctness.forms_on_gpu("t4", quick=False, device=device)
+    assert len(set(found)) == len(found)
+    configs = [dict(config) for _, config, _ in found]
+    assert {(c["a_layout"], c["b_layout"]) for c in configs} == {("row", "row"), ("column", "column")}
+    for key in ("split_k", "aligned_a", "aligned_b"):
+        assert {bool(c[key]) for c in configs} == {False, True}
+    assert {c["c_dtype"] for c in configs} == {"float16", "bfloat16", "float32"}
+    assert correctness.forms_on_gpu("t3", quick=False, device=device) == []
 
 
 def test_check_reports_a_wrong_kernel(monkeypatch):
@@ -262,6 +274,38 @@ def test_forms_are_every_config_on_every_architecture():
     assert forms.all_forms(["v1"], [(7, 0)]) == []
 
 
+def test_a_report_shows_one_type_and_three_tiles_of_a_kernel_with_a_form_for_each_problem():
+    shown = forms.shown_forms(["v6", "t1", "t4"], [(7, 5), (9, 0), (12, 0)], "bfloat16")
+    assert [(name, arch) for name, _, arch in shown] == [
+        *(("v6", arch) for arch in ((7, 5), (7, 5), (9, 0), (9, 0), (12, 0), (12, 0))),
+        *(("t1", arch) for arch in ((9, 0), (12, 0))),
+        *(("t4", arch) for arch in ((9, 0),) * 3 + ((12, 0),) * 3),
+    ]
+    assert {dict(config)["dtype"] for name, config, _ in shown if name != "v6"} == {"bfloat16"}
+    for _, config, arch in shown[-6:]:
+        assert get_spec("t4").geometry(config).shared_bytes <= (227 if arch == (9, 0) else 99) * 1024
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "expected"),
+    [
+        ([], {}, {"float32": kernels_for("float32"), "float16": kernels_for("float16")}),
+        ([], {"dtype": "bfloat16"}, {"bfloat16": kernels_for("bfloat16")}),
+        ([], {"suite": True}, {"float32": ["auto", "v6", "v7"]}),
+        ([], {"suite": True, "dtype": "float16"}, {"float16": ["auto", "t3", "t4"]}),
+        (["t4", "v7", "cpu", "t1"], {}, {"float16": ["t4", "t1"], "float32": ["v7"]}),
+        (["t4", "t4"], {"dtype": "bfloat16"}, {"bfloat16": ["t4"]}),
+        (["auto"], {}, {"float32": ["auto"]}),
+        (["auto", "t4"], {}, {"float16": ["auto", "t4"]}),
+        (["auto"], {"dtype": "float16"}, {"float16": ["auto"]}),
+        (["cpu"], {}, {}),
+    ],
+    ids=str,
+)
+def test_kernels_run_in_the_type_that_is_asked_for_or_in_their_own(names, options, expected):
+    assert kernels_by_dtype(names, **options) == expected
+
+
 def test_a_form_that_does_not_compile_is_a_row_with_an_error(monkeypatch):
     def refuse(*_):
         raise RuntimeError("ptxas fatal\nmore")
@@ -277,163 +321,7 @@ def test_loads_and_fmas_are_counted():
     assert forms.shared_loads({"LDS": 1, "LDS.128": 2, "LDSM": 4, "LDG": 8}) == 7
 
 
-# --- a run on a GPU, with the GPU replaced
-
-
-class FakeInputs:
-    """Host matrices in place of device memory; the three "addresses" of a set are its number and a letter."""
-
-    def __init__(self, shape, sets, pool, stack):
-        self.pointers = [((number, "a"), (number, "b"), (number, "c")) for number in range(sets)]
-        self.a, self.b = pool.factors(shape, 0)
-        self.c = np.empty((shape.m, shape.n), np.float32)
-        FakeInputs.current = self
-
-    def poison(self):
-        self.c[...] = np.nan
-
-    def output(self):
-        return self.c.copy()
-
-
-class FakePeer:
-    name, version = "cublas", "cuBLAS 0"
-    fails_on = ()
-
-    def gemm(self, a, b, c, m, n, k, stream):
-        if "launch" in self.fails_on:
-            raise CudaError("no such kernel")
-        inputs = FakeInputs.current
-        np.matmul(inputs.a, inputs.b, out=inputs.c)
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    """Replaces what needs a GPU; returns the calls and the switches of the fakes."""
-    state = SimpleNamespace(wrong=set(), broken=set(), untimed=set(), timed=[])
-    device = SimpleNamespace(l2_bytes=1000)
-    monkeypatch.setattr("numba_gemm.device.context.current_context", lambda: SimpleNamespace(device=device))
-    monkeypatch.setattr("numba_gemm.device.context.synchronize", lambda: None)
-    stream = type("Stream", (), {"__int__": lambda self: 1, "synchronize": lambda self: None})
-    monkeypatch.setattr("numba_gemm.device.stream.Stream", stream)
-    monkeypatch.setattr(runner, "DeviceInputs", FakeInputs)
-
-    def prepare(problem, kernel, context):
-        if kernel in state.broken:
-            raise CudaError(f"{kernel} can't be loaded")
-
-        def launch(a, b, c, stream):
-            inputs = FakeInputs.current
-            np.matmul(inputs.a, inputs.b, out=inputs.c)
-            if kernel in state.wrong:
-                inputs.c[1, 1] += 1
-
-        return SimpleNamespace(
-            spec=SimpleNamespace(name=kernel or "v7"),
-            config=(("vector_width", 4),),
-            function=SimpleNamespace(registers=99),
-            launch=launch,
-            kernel=kernel,
-        )
-
-    def time_interleaved(works, *, sets, rounds):
-        state.timed.append(len(works))
-        if len(works) in state.untimed:
-            raise CudaError("capture failed")
-        return [Timing(10.0 * (i + 1), 9.0, 50.0, 1 / (i + 1), rounds) for i in range(len(works))]
-
-    monkeypatch.setattr("numba_gemm.execute.prepare", prepare)
-    monkeypatch.setattr(runner, "time_interleaved", time_interleaved)
-    return state
-
-
-def bench(kernels, peer=None):
-    return runner.bench_shape(
-        Shape(30, 40, 50), kernels, suite="test", roof=runner.Roof(60.0, 4000.0), pool=Pool(length=1009), peer=peer
-    )
-
-
-def test_kernels_are_timed_beside_the_peer(gpu):
-    rows = bench(["v6", "auto"], FakePeer())
-    assert [row.kernel for row in rows] == ["v6", "auto"]
-    assert [row.ratio for row in rows] == [1 / 2, 1 / 3]
-    assert rows[1].config == "v7 vector_width=4"
-    assert rows[0].peer_us == 10.0
-    assert rows[0].us == 20.0
-    assert rows[0].tflops == pytest.approx(2 * 30 * 40 * 50 / 20e-6 / 1e12)
-    assert rows[0].registers == 99
-    assert gpu.timed == [3]
-
-
-def test_a_wrong_kernel_is_not_timed(gpu):
-    gpu.wrong = {"v6"}
-    wrong, right = bench(["v6", "v7"], FakePeer())
-    assert wrong.us is None
-    assert "element (1, 1)" in wrong.error
-    assert wrong.error_over_bound > 1
-    assert right.us is not None
-    assert gpu.timed == [2]
-
-
-def test_a_kernel_that_cannot_be_loaded_leaves_the_others_alone(gpu):
-    gpu.broken = {"v6"}
-    broken, right = bench(["v6", "v7"])
-    assert broken.error == "CudaError: v6 can't be loaded"
-    assert right.us is not None
-    assert right.ratio is None
-
-
-def test_a_peer_that_fails_is_a_row_with_an_error(gpu):
-    peer = FakePeer()
-    peer.fails_on = ("launch",)
-    kernel, failed = bench(["v7"], peer)
-    assert kernel.us is not None
-    assert kernel.peer is None
-    assert failed.kernel == "cublas"
-    assert "no such kernel" in failed.error
-
-
-def test_a_peer_that_cannot_be_timed_is_left_out(gpu):
-    gpu.untimed = {3}
-    *kernels, failed = bench(["v6", "v7"], FakePeer())
-    assert all(row.us is not None for row in kernels)
-    assert failed.kernel == "cublas"
-    assert gpu.timed == [3, 2]
-
-
-def test_kernels_that_cannot_be_timed_together_are_timed_alone(gpu):
-    gpu.untimed = {2}
-    rows = bench(["v6", "v7"])
-    assert [row.us for row in rows] == [10.0, 10.0]
-    assert gpu.timed == [2, 1, 1]
-
-
-def test_memory_that_does_not_suffice_is_an_error_of_every_kernel(gpu, monkeypatch):
-    def refuse(*_):
-        raise CudaError("out of memory")
-
-    monkeypatch.setattr(runner, "DeviceInputs", refuse)
-    assert [row.error for row in bench(["v6", "v7"])] == ["CudaError: out of memory"] * 2
-
-
-def test_the_roof_is_the_lesser_of_arithmetic_and_memory():
-    roof = runner.Roof(peak_tflops=60.0, dram_gbs=4000.0)
-    assert roof.tflops(Problem.packed(4096, 4096, 4096)) == 60.0
-    skinny = Problem.packed(1, 4096, 4096)
-    assert roof.tflops(skinny) == pytest.approx(skinny.flops / skinny.bytes_moved * 4.0)
-
-
 # --- tables for people
-
-
-def test_a_table_shows_times_shares_and_failures(gpu):
-    gpu.wrong = {"v6"}
-    rows = bench(["v6", "v7"], FakePeer())
-    text = render(shape_table("a shape", rows), 200)
-    assert "% of cuBLAS" in text
-    assert "failed" in text
-    assert "50.0" in text
-    assert failures(rows) == [f"v6 (vector_width=4) at 30×40×50: {rows[0].error}"]
 
 
 def test_units():
@@ -445,33 +333,12 @@ def test_units():
         "–",
     ]
     assert [short_config(c) for c in ("vector_width=4", "vector_width=1", "")] == ["vec4", "scalar", ""]
+    assert short_config("dtype=float16") == short_config("float16") == "float16"
+    tile = "block_k=64 block_m=128 block_n=256 dtype=float16 stages=3"
+    assert short_config(tile) == "128×256×64/3"
+    assert short_config(f"t4 {tile} splits=33") == "t4 128×256×64/3 split 33"
 
 
 def test_a_row_is_plain_json():
     row = replace(record.Row("s", "v1", "", "float32", "nn", 1, 1, 1), us=1.0)
     assert json.loads(json.dumps(record.Record({}, [row]).to_dict()))["rows"][0]["us"] == 1.0
-
-
-# --- on a GPU
-
-
-@pytest.mark.gpu
-def test_a_run_on_a_gpu_is_validated_timed_and_recorded():
-    from numba_gemm.benchmark.peers import find_peer
-
-    run = runner.bench_gpu([("odd", Shape(255, 257, 259))], ["auto", "v1", "v7"], peer=find_peer()[0], rounds=2)
-    assert run.environment["gpu"]
-    assert run.environment["dram_gbs"] > 10
-    assert [row.kernel for row in run.rows[:3]] == ["auto", "v1", "v7"]
-    for row in run.rows:
-        assert row.error == ""
-        assert row.us > 0
-        assert row.error_over_bound < 1
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kernel", ["v1", "v7"])
-def test_check_on_a_gpu_covers_numpy_and_device_arrays(kernel):
-    outcomes = correctness.check_kernels([kernel], {kernel: correctness.PLACES}, quick=True, seed=3)
-    assert {outcome.place for outcome in outcomes} == {"numpy", "device"}
-    assert [outcome for outcome in outcomes if outcome.message] == []

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 
 import pytest
 
+from numba_gemm.benchmark.forms import typed_forms
+from numba_gemm.catalog import kernels_for
 from numba_gemm.cli import COMMANDS, build_parser, main
 from numba_gemm.cli.names import parse_arch, parse_config
 from numba_gemm.compile.assembler import find_tool
@@ -34,7 +37,7 @@ def test_help_names_every_command_and_gives_examples():
     done = run("--help")
     assert done.returncode == 0
     for command in COMMANDS:
-        assert f"\n    {command} " in done.stdout
+        assert re.search(rf"^    {command}\s", done.stdout, re.M)
     assert "examples:" in done.stdout
     assert "exit status" in done.stdout
 
@@ -80,9 +83,20 @@ def test_version(capsys):
         (["bench", "v99"], "there is no kernel 'v99'; the kernels are cpu, v1"),
         (["bench", "--sizes", "3x4"], "neither a number"),
         (["bench", "--rounds", "0"], "--rounds is 0"),
+        (["bench", "v6", "t4", "--dtype", "float16"], "kernel v6 takes float32, not float16"),
+        (["bench", "t1", "--dtype", "float32"], "kernel t1 takes float16 and bfloat16, not float32"),
+        (["bench", "cpu", "--dtype", "bfloat16"], "kernel cpu is measured in float32"),
+        (["inspect", "t2", "--config", "dtype=float32"], "its forms are: dtype=float16 | dtype=bfloat16"),
         (["check", "nope"], "there is no kernel 'nope'"),
         (["check", "--seed", "-1"], "--seed is -1"),
-        (["check", "v1", "--device", "cpu"], "nothing was checked: v1"),
+        (["check", "v1", "--device", "cpu"], "nothing was checked: v1 (--device cpu was given)"),
+        (["check", "cpu", "--device", "emulator"], "nothing was checked: cpu (no GPU kernel"),
+        (["check", "v1", "--device", "emulator", "--arch", "hopper"], "another form than sm_90"),
+        (["check", "cpu", "--device", "cpu", "--arch", "sm_80"], "--arch is of the emulator"),
+        (["bench", "cpu", "--device", "emulator"], "nothing to emulate: cpu has no GPU code"),
+        (["bench", "v1", "--device", "emulator", "--emulate", "4", "0", "4"], "every dimension must be 1 or more"),
+        (["bench", "v1", "--device", "emulator", "--sizes", "4096"], "takes the emulator minutes"),
+        (["bench", "v1", "--device", "emulator", "--sizes", "8", "--emulate", "8", "8", "8"], "give one"),
         (["inspect", "auto"], "there is no kernel 'auto'"),
         (["inspect", "cpu"], "inspect one of v1"),
         (["inspect", "v1", "--arch", "hopper"], "another form than sm_90"),
@@ -173,6 +187,38 @@ def test_inspect_shows_the_main_loop_beside_the_whole_kernel(capsys):
     assert max(map(len, text.splitlines())) < 200
 
 
+@needs_disassembler
+def test_inspect_of_a_tensor_core_kernel_counts_mmas_for_each_matrix_load(capsys):
+    assert main(["inspect", "t3", "--arch", "sm_80", "--config", "dtype=bfloat16"]) == 0
+    text = capsys.readouterr().out
+    assert "HMMA per LDSM: 2.67 (12 LDSM for 32 HMMA)." in text
+    assert "LDGSTS" in text
+    assert "Other forms of this kernel: --config dtype=float16" in text
+
+
+@needs_disassembler
+def test_inspect_t4_shows_every_form_that_the_architecture_has_room_for(capsys):
+    assert main(["inspect", "t4", "--arch", "sm_120"]) == 0
+    text = capsys.readouterr().out
+    forms = typed_forms("t4", (12, 0))
+    assert "Its forms for packed matrices on sm_120" in text
+    rows = [line.split() for line in text.splitlines() if line.startswith("t4 ") and "sm_120 " in line]
+    shown = [row for row in rows if row[2] == "sm_120"]
+    assert len(shown) == len(forms)
+    for row in shown:
+        assert row[6] != "0%"
+        assert float(row[-1]) >= 2  # HMMA for each LDSM
+
+
+def test_inspect_takes_a_part_of_a_config(capsys):
+    from numba_gemm.catalog import get_spec
+
+    config = dict(parse_config(get_spec("t4"), ["block_m=64", "block_n=64", "dtype=bfloat16"]))
+    assert (config["block_m"], config["block_n"], config["dtype"]) == (64, 64, "bfloat16")
+    assert main(["inspect", "t4", "--ptx", "--config", "block_m=64", "block_n=64", "dtype=bfloat16"]) == 0
+    assert ".bf16.bf16.f32" in capsys.readouterr().out
+
+
 def test_inspect_prints_ptx(capsys):
     assert main(["inspect", "v1", "--ptx"]) == 0
     assert ".entry v1" in capsys.readouterr().out
@@ -195,11 +241,30 @@ def test_no_config_is_the_fastest():
 
 
 @needs_no_gpu
-def test_check_runs_the_baseline_and_names_what_it_could_not_run(capsys):
-    assert main(["check", "cpu", "v3", "v7", "--quick"]) == 0
+def test_check_without_a_gpu_runs_the_kernels_on_the_emulator(capsys):
+    assert main(["check", "cpu", "v3", "v6", "--quick"]) == 0
     text = capsys.readouterr().out
+    rows = [line.split() for line in text.splitlines()]
+    for row in (["cpu", "CPU", "numpy"], ["v3", "emulator", "sm_90", "numpy"], ["v6", "vec4", "emulator", "sm_90"]):
+        assert any(found[: len(row)] == row for found in rows), row
     assert "checks passed" in text
-    assert "Not run, since no NVIDIA GPU was found: v3, v7." in text
+    assert "No NVIDIA GPU was found, so the GPU kernels ran on the emulator" in text
+
+
+def test_check_on_the_emulator_leaves_the_baseline_out_and_takes_an_architecture(capsys):
+    assert main(["check", "cpu", "v1", "t1", "--device", "emulator", "--arch", "sm_80"]) == 0
+    text = capsys.readouterr().out
+    rows = [line.split()[:4] for line in text.splitlines()]
+    assert ["v1", "emulator", "sm_80", "numpy"] in rows
+    assert ["t1", "float16", "emulator", "sm_80"] in rows
+    assert ["t1", "bfloat16", "emulator", "sm_80"] in rows
+    assert "CPU" not in text
+    assert "All 72 checks passed" in text
+
+
+def test_check_names_kernels_that_an_architecture_is_too_old_for(capsys):
+    assert main(["check", "v1", "t1", "--device", "emulator", "--arch", "sm_75"]) == 0
+    assert "Not run: t1 (needs a later architecture than sm_75)." in capsys.readouterr().out
 
 
 def test_check_fails_on_a_wrong_kernel(monkeypatch, capsys):
@@ -217,18 +282,67 @@ def test_check_fails_on_a_wrong_kernel(monkeypatch, capsys):
 def test_bench_without_a_gpu(tmp_path, capfd):
     path = tmp_path / "run.json"
     arguments = ["bench", "cpu", "v1", "--device", "cpu", "--sizes", "32", "--rounds", "2", "--json", str(path)]
-    assert main(arguments) == 0
+    assert main([*arguments, "--emulate", "32", "32", "8"]) == 0
     text, errors = capfd.readouterr()
     assert "CPU baseline against NumPy's BLAS" in text
     for arch in ("sm_80", "sm_90", "sm_120"):
         assert arch in text
+    assert "GPU kernels at 32×32×8 on the emulator sm_90" in text
     assert "On a machine with an NVIDIA GPU" in text
     assert errors == "", "no progress bar where nobody watches"
     assert "\x1b" not in text
     record = json.loads(path.read_text())
     assert record["schema"] == 1
-    assert {row["kernel"] for row in record["rows"]} == {"cpu"}
+    timed = [row for row in record["rows"] if row["us"] is not None]
+    (emulated,) = [row for row in record["rows"] if row["us"] is None]
+    assert {row["kernel"] for row in timed} == {"cpu"}
+    assert not any("counters" in row or "device" in row for row in timed)
+    assert (emulated["kernel"], emulated["suite"], emulated["device"]) == ("v1", "emulator", "emulator sm_90")
+    assert emulated["counters"]["ffma_threads"] == 32 * 32 * 8
+    assert emulated["error_over_bound"] < 1
+    assert emulated["tflops"] is None
     assert {report["arch"] for report in record["resources"]} == {"sm_80", "sm_90", "sm_120"}
+
+
+def test_bench_in_16_bits_without_a_gpu(tmp_path, capsys):
+    path = tmp_path / "run.json"
+    arguments = ["bench", "--dtype", "bfloat16", "--device", "emulator", "--emulate", "40", "48", "32"]
+    assert main([*arguments, "--json", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "CPU baseline" not in text
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["kernel"] for row in rows] == kernels_for("bfloat16")
+    for row in rows:
+        assert (row["dtype"], row["error"]) == ("bfloat16", "")
+        assert row["counters"]["mma_instructions"] > 0
+        assert row["error_over_bound"] < 1
+
+
+def test_bench_on_the_emulator_alone(tmp_path, capsys):
+    path = tmp_path / "run.json"
+    sizes = ["40", "33x64x17"]
+    assert main(["bench", "v1", "v6", "--device", "emulator", "--sizes", *sizes, "--json", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "GPU kernels at 40³ on the emulator" in text
+    assert "GPU kernels at 33×64×17 on the emulator" in text
+    assert "CPU baseline" not in text
+    found = [(row["m"], row["kernel"], row["config"]) for row in json.loads(path.read_text())["rows"]]
+    assert found == [
+        (40, "v1", ""),
+        (40, "v6", "vector_width=4"),
+        (40, "v6", "vector_width=1"),
+        (33, "v1", ""),
+        (33, "v6", "vector_width=1"),
+    ]
+
+
+def test_a_kernel_that_fails_on_the_emulator_fails_the_bench(monkeypatch, capsys):
+    from numba_gemm.emulator.machine import Machine
+
+    read = Machine.read
+    monkeypatch.setattr(Machine, "read", lambda self, address, dtype, count: read(self, address, dtype, count) * 2)
+    assert main(["bench", "v1", "--device", "emulator", "--emulate", "8", "8", "8"]) == 1
+    assert "failed: v1 at 8×8×8: wrong result" in capsys.readouterr().out
 
 
 def test_bench_says_what_is_too_large_for_the_cpu(capsys):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from numba_gemm import compile as compile_package
-from numba_gemm.catalog import LADDER
+from numba_gemm.catalog import LADDER, kernels_for
 from numba_gemm.compile import assembler, cache, compile_kernel, kernel_ptx
 from numba_gemm.compile.occupancy import REGISTERS_PER_SM, occupancy, sm_limits
 from numba_gemm.compile.resources import elf_section_sizes, read_resources
@@ -22,7 +22,7 @@ from numba_gemm.errors import CompileError
 from numba_gemm.fp32 import repack
 
 ARCHS = [(8, 0), (9, 0), (12, 0)]
-FORMS = [(name, config) for name, spec in LADDER.items() for config in spec.configs]
+FORMS = [(name, config) for name in kernels_for("float32") for config in LADDER[name].configs]
 EVERY_FORM = list(product(FORMS, ARCHS))
 IDS = [f"{LADDER[name].entry(config)}-sm_{arch[0]}{arch[1]}" for (name, config), arch in EVERY_FORM]
 
@@ -90,10 +90,11 @@ def test_the_vector_form_moves_16_bytes_and_the_scalar_form_4(name, arch):
             assert mix["STG"] >= 64
 
 
-@pytest.mark.parametrize("transposed", [0, 1])
-def test_repack_compiles_everywhere(transposed):
+@pytest.mark.parametrize("config", [config for spec in repack.SPECS.values() for config in spec.configs], ids=str)
+def test_repack_compiles_everywhere(config):
+    spec = repack.SPECS[int(dict(config)["bits"]) // 8]
     for arch in ARCHS:
-        assert not compile_kernel(repack.SPEC, (("transposed", transposed),), arch).resources.uses_local_memory
+        assert not compile_kernel(spec, config, arch).resources.uses_local_memory
 
 
 def test_turing_is_served_too():

@@ -12,12 +12,12 @@ import pytest
 
 import numba_gemm as ng
 from numba_gemm.cases import LAYOUTS, Case, large_cases, lay_out, small_cases
-from numba_gemm.catalog import LADDER
+from numba_gemm.catalog import LADDER, kernels_for
 from numba_gemm.validate import check, reference
 
 pytestmark = pytest.mark.gpu
 
-NAMES = list(LADDER)
+NAMES = kernels_for("float32")
 
 
 def to_device(view):

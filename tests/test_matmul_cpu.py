@@ -90,7 +90,7 @@ def test_cpu_device_does_not_warn():
 
 def test_kernels_is_a_table_in_ladder_order():
     table = ng.kernels()
-    assert [row.name for row in table] == ["cpu", "v1", "v2", "v3", "v4", "v5", "v6", "v7"]
+    assert [row.name for row in table] == ["cpu", *(f"v{i}" for i in range(1, 8)), "t1", "t2", "t3", "t4"]
     assert table[6].block_tile == (128, 128, 8)
     text = repr(table)
     assert all(row.idea.split()[0] in text for row in table)
@@ -106,3 +106,5 @@ def test_geometry_is_the_ladders():
     assert rows["v5"] == ((128, 128, 8), 256, (8, 8), 0.25)
     assert rows["v6"] == ((128, 128, 8), 256, (8, 8), 0.25)
     assert rows["v7"] == ((128, 128, 16), 128, (8, 16), 0.1875)
+    assert rows["t1"][:2] == ((16, 16, 16), 32)
+    assert rows["t2"][:2] == rows["t3"][:2] == ((128, 128, 32), 256)

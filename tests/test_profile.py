@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from numba_gemm import ncu
-from numba_gemm.catalog import LADDER
+from numba_gemm.catalog import LADDER, kernels_for
 from numba_gemm.cli import main
 from numba_gemm.cli.profile import comparison_table, difference
 from numba_gemm.compile import compile_kernel
@@ -152,7 +152,7 @@ def test_a_job_of_another_form_is_refused(text):
 
 
 @needs_disassembler
-@pytest.mark.parametrize("name", LADDER)
+@pytest.mark.parametrize("name", kernels_for("float32"))
 def test_the_machine_code_has_the_memory_accesses_and_fmas_of_the_ptx(name):
     """What makes the emulator's counts comparable with ncu's: ptxas neither joins, splits nor drops any of them."""
     for config in LADDER[name].configs:

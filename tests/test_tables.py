@@ -85,6 +85,23 @@ def test_a_new_record_makes_the_table_stale(tables, root):
     assert run(tables, root, "--check") == 1
 
 
+def test_a_table_can_be_of_one_architecture(tables, root, capsys):
+    report = {"kernel": "v1", "config": "", "registers": 28, "spill_bytes": 0, "stack_bytes": 0, "shared_bytes": 0}
+    report |= {"occupancy": 1.0, "loop": {"FFMA": 4, "HMMA.16816": 2}, "error": ""}
+    resources = [report | {"arch": arch} for arch in ("sm_80", "sm_90")]
+    Record(ENVIRONMENT, resources=resources).write(root / "bench/results/cpu/resources.json")
+    readme = root / "README.md"
+    readme.write_text("<!-- table: cpu/resources sm_90 -->\n<!-- end table -->\n")
+    assert run(tables, root) == 0
+    text = readme.read_text()
+    assert "| v1 | sm_90 | 28 | 0 | 0 | 100% | 4 | 2 | 0 | 0 | 0 | 0 | – |" in text
+    assert "sm_80" not in text
+    assert run(tables, root, "--check") == 0
+    readme.write_text("<!-- table: cpu/resources sm_75 -->\n<!-- end table -->\n")
+    assert run(tables, root) == 1
+    assert "no resources for sm_75" in capsys.readouterr().err
+
+
 def test_an_edit_by_hand_makes_the_table_stale(tables, root):
     run(tables, root)
     readme = root / "README.md"
@@ -126,6 +143,26 @@ def test_a_bare_name_must_be_of_one_folder(tables, root, capsys):
     assert "nvidia-h200, other" in capsys.readouterr().err
 
 
+def test_a_ladder_in_16_bits_has_its_ceiling_and_the_peer_in_fp32(tables, root):
+    half = replace(TIMED, suite="ladder16", kernel="t4", dtype="float16", ceiling_tflops=40.0)
+    top = replace(half, kernel="ceiling", config="mma.sync", tflops=40.0, peer=None, peer_us=None, ratio=None)
+    failed = replace(ROW, suite="ladder16", kernel="t1", dtype="float16", error="CompileError: no")
+    compared = replace(TIMED, suite="half_against_single", kernel="cublas", dtype="float16", peer="cublas float32")
+    rows = [failed, half, top, replace(half, dtype="bfloat16"), replace(compared, ratio=9.7)]
+    Record(ENVIRONMENT, rows).write(root / "bench/results/nvidia-h200/ladder16.json")
+    (root / "README.md").write_text("<!-- table: ladder16 -->\n<!-- end table -->\n")
+    assert run(tables, root) == 0
+    assert run(tables, root, "--check") == 0
+    text = (root / "README.md").read_text()
+    assert "| kernel | 1024³, TFLOP/s (% of cuBLAS, ceiling) | registers |" in text
+    assert "| t1 | failed | – |" in text
+    assert "| t4 | 21.5 (60%, 54%) | 117 |" in text
+    assert "| cuBLAS | 35.8 (89% of ceiling) | – |" in text
+    assert "| ceiling: `mma.sync` | 40.0 | – |" in text
+    assert "| 1024³ | float16 | 21.5 | 35.8 | 9.7× |" in text
+    assert text.index("float16:") < text.index("bfloat16:") < text.index("cuBLAS in 16 bits against FP32:")
+
+
 def test_every_kind_of_record_has_a_table(tables):
     failed = replace(ROW, kernel="v7", error="CompileError: no")
     suite = tables.suite_view([vars(replace(row, suite="odd", n=1001)) for row in (TIMED, failed)])
@@ -135,6 +172,25 @@ def test_every_kind_of_record_has_a_table(tables):
     assert "| v7 | failed | – |" in ladder
     cpu = tables.cpu_view([vars(replace(TIMED, suite="cpu", kernel="cpu", peer="numpy", threads=1))])
     assert "| 1024³ | 1 | 21475 | 35791 | 60 |" in cpu
+    counters = {"ffma_threads": 4096, "mma_instructions": 0, "shared_load_wavefronts": 32}
+    counters |= dict.fromkeys(
+        (
+            "shared_store_wavefronts",
+            "shared_load_conflicts",
+            "shared_store_conflicts",
+            "global_load_sectors",
+            "global_store_sectors",
+            "barriers",
+        ),
+        1000,
+    )
+    counted = replace(ROW, suite="emulator", device="emulator sm_90", counters=counters)
+    emulated = tables.counters_view([vars(counted), vars(failed)])
+    assert "| v6 vec4 | 4,096 | 0 | 32 | 1,000 | 128 | 2,000 | 1,000 | 1,000 | 1,000 |" in emulated
+    assert "| v7 vec4 | failed | – |" in emulated
+    speed = tables.speed_view([vars(replace(TIMED, kernel="v7")), vars(replace(TIMED, kernel="parse", m=1, n=1, k=1))])
+    assert "| v7 at 1024³ | 99.0 µs | 100.0 µs | 10845877.0 |" in speed
+    assert "| parse | 99.0 µs | 100.0 µs | – |" in speed
     host = tables.host_view([vars(replace(TIMED, kernel="torch.matmul(a, b, out=c)")), vars(failed)])
     assert "| `torch.matmul(a, b, out=c)` | 100.0 µs |" in host
     assert "not measured" in host

@@ -1,4 +1,4 @@
-"""Correctness of a kernel on the case generator's problems: NumPy arrays, and device arrays that lie just so.
+"""Correctness of a kernel on the case generator's problems: NumPy arrays, device arrays that lie just so, the emulator.
 
 Outputs are filled with NaN before each run, and the memory round a view of a larger array has to be as it was.
 """
@@ -6,43 +6,70 @@ Outputs are filled with NaN before each run, and the memory round a view of a la
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from numba_gemm.cases import Case, large_cases, small_cases
 from numba_gemm.catalog import CPU_BASELINE, get_spec
+from numba_gemm.choose import choose
+from numba_gemm.problem import Problem
+from numba_gemm.spec import Config, describe_config
 from numba_gemm.validate import Reference, Verdict, check, reference
+
+if TYPE_CHECKING:
+    from numba_gemm.benchmark.emulated import Run
+
+Arch = tuple[int, int]
 
 #: Where the operands are: ``"numpy"`` arrays on the host, or Numba ``"device"`` arrays.
 PLACES = ("numpy", "device")
+
+#: The place of a run on the emulator, which takes NumPy arrays.
+EMULATOR = "emulator"
 
 _CPU_TILE, _CPU_STEP = 64, 4
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One kernel on one case; ``message`` is what went wrong, empty if nothing did."""
+    """One kernel on one case.
+
+    ``message`` is what went wrong, empty if nothing did; ``form`` is the compiled form that ran on the emulator.
+    """
 
     kernel: str
     case: Case
     place: str
     error_over_bound: float
     message: str
+    form: str = ""
 
 
 def cases_for(kernel: str, *, quick: bool) -> Iterator[Case]:
-    """The cases of one kernel: those that fit its tile, and, unless ``quick``, those of many tiles."""
+    """The cases of one kernel: those that fit its tile, and, unless ``quick``, those of many tiles.
+
+    Of a kernel with several element types each case in each of them.
+    """
     if kernel == CPU_BASELINE:
         tile, step = _CPU_TILE, _CPU_STEP
+        dtypes: tuple[str, ...] = ("float32",)
     else:
-        block_m, block_n, step = get_spec(kernel).block_tile
-        tile = max(block_m, block_n)
-    yield from small_cases(tile, step)
-    if not quick:
-        yield from large_cases()
+        spec = get_spec(kernel)
+        tile, step, dtypes = max(spec.block_tile[:2]), spec.block_tile[2], spec.dtypes
+    for dtype in dtypes:
+        for case in small_cases(tile, step):
+            yield typed(case, dtype)
+        if not quick:
+            for case in large_cases():
+                yield typed(case, dtype)
+
+
+def typed(case: Case, dtype: str) -> Case:
+    """A case in an element type; C is of it too, or float32 where nothing is rounded, so that the sums are compared."""
+    return replace(case, dtype=dtype, c_dtype="float32" if case.exact else dtype)
 
 
 class References:
@@ -50,20 +77,66 @@ class References:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self._known: dict[Case, Reference] = {}
+        self._known: dict[tuple[Case, Arch | None, int], Reference] = {}
 
-    def __call__(self, case: Case, a: Any, b: Any, c: Any) -> Reference:
-        """The reference of ``case``, whose operands are ``a``, ``b`` and ``c``."""
-        if case not in self._known:
-            self._known[case] = reference(a, b, c, alpha=case.alpha, beta=case.beta)
-        return self._known[case]
+    def __call__(
+        self, case: Case, a: Any, b: Any, c: Any, tensor_core: Arch | None = None, k_per_split: int = 0
+    ) -> Reference:
+        """The reference of ``case``, whose operands are ``a``, ``b`` and ``c``, by the arithmetic that is named."""
+        key = (case, tensor_core, k_per_split)
+        if key not in self._known:
+            self._known[key] = reference(
+                a,
+                b,
+                c,
+                alpha=case.alpha,
+                beta=case.beta,
+                c_dtype=c.dtype.name,
+                tensor_core=tensor_core,
+                k_per_split=k_per_split,
+            )
+        return self._known[key]
+
+
+def arithmetic(kernel: str, case: Case) -> tuple[Arch | None, int]:
+    """What the bound of a kernel's result on the GPU depends on: whose tensor cores add, and the depth of a split."""
+    if case.dtype == "float32" or kernel == CPU_BASELINE:
+        return None, 0
+    from numba_gemm.device.context import current_context
+    from numba_gemm.execute import prepare
+
+    context = current_context()
+    arch = context.device.compute_capability
+    if case.alpha == 0:
+        return arch, 0
+    problem = Problem.packed(case.m, case.n, case.k, dtype=case.dtype, c_dtype=case.c_dtype)
+    return arch, prepare(problem, kernel, context).k_per_split
+
+
+def forms_on_gpu(kernel: str, *, quick: bool, device: Any) -> list[tuple[str, Config, Arch]]:
+    """The forms that the cases of a kernel with a form for each problem need on a GPU, to be compiled ahead."""
+    spec = get_spec(kernel)
+    if spec.select is None:
+        return []
+    forms = []
+    for case in cases_for(kernel, quick=quick):
+        packed = Problem.packed(case.m, case.n, case.k, dtype=case.dtype, c_dtype=case.c_dtype)
+        problems = [packed]
+        if case.layout == "transposed":
+            problems.append(replace(packed, lda=case.m, ldb=case.k, a_layout="column", b_layout="column"))
+        elif case.layout in ("padded", "sliced"):  # no row starts on a boundary of 16 bytes
+            problems.append(replace(packed, lda=case.k + 5, ldb=case.n + 5, ldc=case.n + 5))
+        for problem in problems:
+            config = choose(problem, kernel, arch=device.compute_capability, sm_count=device.sm_count)[1]
+            forms.append((kernel, spec.plan(problem, config).launches[0].config, device.compute_capability))
+    return list(dict.fromkeys(forms))
 
 
 def check_case(kernel: str, case: Case, place: str, references: References) -> Outcome:
     """Run one kernel on one case; what goes wrong is told, not raised."""
     a, b, c = case.make(references.seed)
-    expected = references(case, a, b, c)
     try:
+        expected = references(case, a, b, c, *arithmetic(kernel, case))
         if place == "device":
             result, surroundings = _on_device(kernel, case, a, b, c)
         else:
@@ -78,12 +151,44 @@ def check_case(kernel: str, case: Case, place: str, references: References) -> O
     return Outcome(kernel, case, place, verdict.error_over_bound, message)
 
 
+def check_emulated(run: Run, seed: int, arch: tuple[int, int]) -> Outcome:
+    """One run on the emulator; a hazard is what went wrong, and is told in its words."""
+    from numba_gemm.benchmark.emulated import depth_of_split, expected_product, run_case
+
+    case = run.case
+    a, b, c = case.make(seed)
+    expected = expected_product(case, a, b, c, arch, depth_of_split(run, arch))
+    if case.beta == 0:
+        c[...] = np.nan
+    before = base_of(c).copy()
+    form = "" if run.config is None else describe_config(run.config)
+    try:
+        form = run_case(run, a, b, c, arch)
+    except Exception as error:  # any failure is a finding about this case
+        return Outcome(run.kernel, case, EMULATOR, float("inf"), f"{type(error).__name__}: {error}", form)
+    verdict = check(c, expected, exact=case.exact)
+    message = verdict.message
+    if verdict.ok and not untouched_outside(c, base_of(c), before):
+        message = "elements outside the output were written"
+    return Outcome(run.kernel, case, EMULATOR, verdict.error_over_bound, message, form)
+
+
+def count_runs(kernel: str, place: str, *, quick: bool) -> int:
+    """How many outcomes :func:`check_kernels` has for a kernel in a place."""
+    if place == EMULATOR:
+        from numba_gemm.benchmark.emulated import emulated_runs
+
+        return sum(1 for _ in emulated_runs(kernel, quick=quick))
+    return sum(1 for _ in cases_for(kernel, quick=quick))
+
+
 def check_kernels(
     kernels: list[str],
     places: dict[str, tuple[str, ...]],
     *,
     quick: bool,
     seed: int,
+    arch: tuple[int, int] = (9, 0),
     on_case: Callable[[Outcome], None] = lambda _: None,
 ) -> list[Outcome]:
     """Every case of every kernel in each of its places.
@@ -91,18 +196,26 @@ def check_kernels(
     Parameters
     ----------
     kernels : names.
-    places : kernel → a subset of :data:`PLACES`.
-    quick : leave the large cases out.
+    places : kernel → some of :data:`PLACES` and :data:`EMULATOR`.
+    quick : leave the large cases out; the emulator never runs them, but forms that no small case would take.
     seed : of the inputs.
+    arch : the architecture that is emulated.
     on_case : called with each outcome.
     """
+    from numba_gemm.benchmark.emulated import emulated_runs
+
     references = References(seed)
-    outcomes = []
+    outcomes: list[Outcome] = []
     for kernel in kernels:
         for place in places[kernel]:
-            for case in cases_for(kernel, quick=quick):
-                outcomes.append(check_case(kernel, case, place, references))
-                on_case(outcomes[-1])
+            found: Iterator[Outcome]
+            if place == EMULATOR:
+                found = (check_emulated(run, seed, arch) for run in emulated_runs(kernel, quick=quick))
+            else:
+                found = (check_case(kernel, case, place, references) for case in cases_for(kernel, quick=quick))
+            for outcome in found:
+                outcomes.append(outcome)
+                on_case(outcome)
     return outcomes
 
 
@@ -131,18 +244,20 @@ def _on_device(kernel: str, case: Case, a: Any, b: Any, c: Any) -> tuple[npt.NDA
         numba_gemm.matmul(a_view, b_view, out=c_view, kernel=kernel)
     else:
         numba_gemm.gemm(a_view, b_view, c_view, case.alpha, case.beta, kernel=kernel)
-    after = c_base.copy_to_host()
+    after = c_base.copy_to_host().view(c.dtype)
     return view_like(c, after), untouched_outside(c, after, before)
 
 
 class _View:
     """Part of device memory described by the CUDA array interface; keeps the memory alive."""
 
-    def __init__(self, memory: Any, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    def __init__(
+        self, memory: Any, pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+    ) -> None:
         self.memory = memory
         self.__cuda_array_interface__ = {
             "version": 3,
-            "typestr": "<f4",
+            "typestr": f"<i{itemsize}",
             "shape": shape,
             "strides": strides,
             "data": (pointer, False),
@@ -152,13 +267,16 @@ class _View:
 def device_view(matrix: npt.NDArray[Any]) -> tuple[Any, Any]:
     """A Numba device array that lies in a copy of the matrix's base array as the matrix lies in the base.
 
-    Same offset, same strides: so the same alignment. Returns the view and the device copy of the base, flat.
+    Same offset, same strides: so the same alignment. Returns the view and the device copy of the base, flat, whose
+    elements are integers of the same size: the array interface has no name for bfloat16, and Numba's arrays carry one.
     """
     from numba import cuda
 
-    base = cuda.to_device(base_of(matrix))
-    pointer = base.__cuda_array_interface__["data"][0] + 4 * offset_in_base(matrix)
-    return cuda.as_cuda_array(_View(base, pointer, matrix.shape, matrix.strides)), base
+    itemsize = matrix.itemsize
+    base = cuda.to_device(base_of(matrix).view(f"i{itemsize}"))
+    pointer = base.__cuda_array_interface__["data"][0] + itemsize * offset_in_base(matrix)
+    view = cuda.as_cuda_array(_View(base, pointer, matrix.shape, matrix.strides, itemsize))
+    return view.view(matrix.dtype), base
 
 
 def base_of(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -189,4 +307,5 @@ def untouched_outside(matrix: npt.NDArray[Any], after: npt.NDArray[Any], before:
     """Whether two versions of a view's base have the same bits everywhere but in the view."""
     after = after.copy()
     view_like(matrix, after)[...] = view_like(matrix, before)
-    return bool(np.array_equal(after.view(np.uint32), before.view(np.uint32)))
+    bits = f"u{matrix.itemsize}"
+    return bool(np.array_equal(after.view(bits), before.view(bits)))

@@ -13,15 +13,18 @@ from typing import Any
 
 from numba_gemm.catalog import LADDER, get_spec
 from numba_gemm.compile import CompiledKernel, arch_name, compile_kernel
-from numba_gemm.compile.occupancy import Occupancy, occupancy
+from numba_gemm.compile.occupancy import Occupancy, occupancy, sm_limits
 from numba_gemm.compile.sass import SassReport, disassemble
 from numba_gemm.errors import CompileError
-from numba_gemm.spec import Config, KernelSpec, describe_config
+from numba_gemm.spec import Config, Geometry, KernelSpec, describe_config
 
 Arch = tuple[int, int]
 
 #: Architectures that are compiled for where there is no GPU to ask: A100, H100/H200, and consumer Blackwell.
 REPORT_ARCHS: tuple[Arch, ...] = ((8, 0), (9, 0), (12, 0))
+
+#: Forms that a report of several kernels shows of one with a form for each problem; ``inspect KERNEL`` shows all.
+SHOWN_OF_MANY = 3
 
 
 @dataclass(frozen=True)
@@ -65,13 +68,49 @@ def all_forms(kernels: Sequence[str], archs: Sequence[Arch]) -> list[tuple[str, 
     ]
 
 
-def form_occupancy(spec: KernelSpec, kernel: CompiledKernel, arch: Arch) -> Occupancy:
+def typed_forms(name: str, arch: Arch, dtype: str | None = None) -> list[Config]:
+    """The compiled forms of a kernel for one element type whose shared memory an architecture has.
+
+    ``dtype`` None, or one that the kernel doesn't take, is its first; machine code differs in the type's name alone.
+    """
+    spec = get_spec(name)
+    wanted = dtype if dtype in spec.dtypes else spec.dtypes[0]
+    limits = sm_limits(arch)
+    room = limits.shared_bytes - limits.reserved_shared_bytes
+    return [
+        config
+        for config in spec.configs
+        if dict(config).get("dtype", wanted) == wanted and spec.geometry(config).shared_bytes <= room
+    ]
+
+
+def shown_forms(
+    kernels: Sequence[str], archs: Sequence[Arch], dtype: str | None = None
+) -> list[tuple[str, Config, Arch]]:
+    """The forms that a report of several kernels shows, in ladder order.
+
+    One element type of each kernel; and of a kernel that has a form for each problem the largest, the middle and the
+    smallest tile.
+    """
+    shown = []
+    for name in kernels:
+        spec = get_spec(name)
+        for arch in archs:
+            forms = typed_forms(name, arch, dtype) if arch >= spec.min_arch else []
+            if spec.select is not None and len(forms) > SHOWN_OF_MANY:
+                forms = [forms[0], forms[len(forms) // 2], forms[-1]]
+            shown += [(name, config, arch) for config in forms]
+    return shown
+
+
+def form_occupancy(spec: KernelSpec, kernel: CompiledKernel, arch: Arch, config: Config = ()) -> Occupancy:
     """How many blocks of a compiled form fit on one SM."""
+    geometry = spec.geometry(config) if config else Geometry(spec.block_tile, spec.threads)
     return occupancy(
         arch,
-        threads=spec.threads,
+        threads=geometry.threads,
         registers=kernel.resources.registers,
-        shared_bytes=kernel.resources.shared_bytes,
+        shared_bytes=kernel.resources.shared_bytes + geometry.shared_bytes,
     )
 
 
@@ -84,7 +123,8 @@ def report_form(name: str, config: Config, arch: Arch, *, sass: bool = True) -> 
     except Exception as error:  # a report of many kernels shows a failing one as a row
         return FormReport(name, described, arch_name(arch), error=_first_line(error))
     resources = kernel.resources
-    fits = form_occupancy(spec, kernel, arch)
+    fits = form_occupancy(spec, kernel, arch, config)
+    geometry = spec.geometry(config)
     machine_code: SassReport | None = None
     note = ""
     if sass:
@@ -96,11 +136,11 @@ def report_form(name: str, config: Config, arch: Arch, *, sass: bool = True) -> 
         kernel=name,
         config=described,
         arch=kernel.arch,
-        threads=spec.threads,
+        threads=geometry.threads,
         registers=resources.registers,
         spill_bytes=resources.spill_store_bytes + resources.spill_load_bytes,
         stack_bytes=resources.stack_bytes,
-        shared_bytes=resources.shared_bytes,
+        shared_bytes=resources.shared_bytes + geometry.shared_bytes,
         blocks_per_sm=fits.blocks,
         occupancy=fits.fraction,
         limited_by=fits.limited_by,
@@ -145,7 +185,10 @@ def report_forms(
     )
     try:
         # The largest kernels first, so that no core is left with a long one at the end.
-        order = sorted(range(len(forms)), key=lambda index: list(LADDER).index(forms[index][0]), reverse=True)
+        ladder = list(LADDER)
+        order = sorted(
+            range(len(forms)), key=lambda at: ladder.index(forms[at][0]) if forms[at][0] in LADDER else -1, reverse=True
+        )
         futures = {executor.submit(report_form, *forms[index], sass=sass): index for index in order}
         for future in as_completed(futures):
             index = futures[future]
@@ -168,6 +211,11 @@ def report_forms(
 def fmas(mix: dict[str, int]) -> int:
     """Scalar FP32 multiply-adds in an instruction mix (a packed FFMA2 counts twice)."""
     return mix.get("FFMA", 0) + 2 * mix.get("FFMA2", 0)
+
+
+def tensor_mmas(mix: dict[str, int]) -> int:
+    """Tensor-core multiply-adds of matrices in an instruction mix."""
+    return sum(count for name, count in mix.items() if name.startswith("HMMA"))
 
 
 def shared_loads(mix: dict[str, int]) -> int:

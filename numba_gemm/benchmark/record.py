@@ -23,6 +23,15 @@ from numba_gemm._version import __version__
 
 SCHEMA = 1
 
+#: Fields of a row that only rows of the emulator, or of tensor-core kernels, have.
+_OPTIONAL = ("device", "counters", "ceiling_tflops")
+
+#: The kernel of a row that times nothing but tensor-core instructions on registers; its config names the instruction.
+CEILING = "ceiling"
+
+#: The suite of rows that compare the peer in 16 bits with the peer in FP32.
+HALF_AGAINST_SINGLE = "half_against_single"
+
 _PACKAGES = (
     "numba",
     "numba-cuda",
@@ -47,12 +56,16 @@ class Row:
     dtype, layout, m, n, k, batch : the problem.
     us, us_min, us_max : median, least and greatest time in µs; None if it failed.
     tflops, gbs : arithmetic, and bytes that have to cross memory, by the median time.
-    roof_tflops : the lesser of the arithmetic peak and intensity × measured memory bandwidth.
+    roof_tflops : the lesser of the arithmetic peak and intensity × measured memory bandwidth. In 16 bits the peak is
+        the ceiling.
+    ceiling_tflops : of tensor-core instructions on registers, interleaved with this row's kernel.
     peer, peer_us, ratio : what it was interleaved with, its median time, and the median of peer time / own time.
     error_over_bound : largest error as a share of what the arithmetic allows; above 1 is wrong.
     validated : ``"all"`` elements, or which ones.
     registers : of a thread.
     threads : CPU threads, for work on the CPU.
+    device : where it ran if that isn't the environment's GPU or CPU: ``"emulator sm_90"``. Nothing is timed there.
+    counters : what the emulator counted, by the names of :class:`~numba_gemm.emulator.counters.Counters`.
     error : what went wrong, empty if nothing did.
     """
 
@@ -71,6 +84,7 @@ class Row:
     tflops: float | None = None
     gbs: float | None = None
     roof_tflops: float | None = None
+    ceiling_tflops: float | None = None
     peer: str | None = None
     peer_us: float | None = None
     ratio: float | None = None
@@ -78,6 +92,8 @@ class Row:
     validated: str = ""
     registers: int | None = None
     threads: int | None = None
+    device: str | None = None
+    counters: dict[str, int] | None = None
     error: str = ""
 
 
@@ -91,7 +107,10 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object."""
-        rows = [asdict(row) for row in self.rows]
+        rows = [
+            {key: value for key, value in asdict(row).items() if value is not None or key not in _OPTIONAL}
+            for row in self.rows
+        ]
         record = {"schema": SCHEMA, "environment": self.environment, "rows": rows}
         return record | ({"resources": self.resources} if self.resources else {})
 

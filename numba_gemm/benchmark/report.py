@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
 from rich.table import Table
 
-from numba_gemm.benchmark.forms import FormReport, fmas
-from numba_gemm.benchmark.record import Row
+from numba_gemm.benchmark.forms import FormReport, fmas, tensor_mmas
+from numba_gemm.benchmark.record import CEILING, Row
+
+#: Machine instructions of the main loop that tables show; LDS is of up to 8 bytes.
+LOOP_COLUMNS = ("FFMA", "HMMA", "LDS", "LDS.128", "LDSM", "LDGSTS", "HMMA/LDSM")
 
 
 def plain_table(columns: Sequence[str], left: Sequence[str] = (), title: str | None = None) -> Table:
@@ -30,33 +33,61 @@ def plain_table(columns: Sequence[str], left: Sequence[str] = (), title: str | N
 
 
 def shape_table(title: str, rows: Sequence[Row]) -> Table:
-    """Every kernel on one shape: time, rates, share of the peer and of the roof, registers, error."""
+    """Every kernel on one shape: time, rates, share of the peer, of the ceiling and of the roof, registers, error."""
     peer = next((row.peer for row in rows if row.peer), None)
-    columns = ["kernel", "time", "±%", "TFLOP/s", "GB/s", "% roof", "regs", "err/bound"]
-    if peer:
-        columns.insert(4, f"% of {peer_title(peer)}")
+    ceiling = next((row.ceiling_tflops for row in rows if row.ceiling_tflops), None)
+    columns = ["kernel", "time", "±%", "TFLOP/s"]
+    columns += [f"% of {peer_title(peer)}"] if peer else []
+    columns += ["% of ceiling"] if ceiling else []
+    columns += ["GB/s", "% roof", "regs", "err/bound"]
     table = plain_table(columns, ("kernel",), title)
+
+    def add(name: str, row: Row, us: float, rate: float, share: float | None, *rest: str) -> None:
+        cells = [name, microseconds(us), *rest[:1], decimal(rate, 2)]
+        cells += [percent(share)] if peer else []
+        cells += [percent(rate / ceiling)] if ceiling else []
+        on_roof = rate / row.roof_tflops if row.roof_tflops else None
+        gbs = row.gbs * (row.us or 0) / us if row.gbs else None
+        table.add_row(*cells, decimal(gbs, 0), percent(on_roof), *rest[1:])
+
     for row in rows:
         name = f"{row.kernel} {short_config(row.config)}".strip()
-        if row.error or row.us is None:
+        if row.error or row.us is None or row.tflops is None:
             table.add_row(name, "[red]failed[/]", *[""] * (len(columns) - 2))
-            continue
-        cells = [name, microseconds(row.us), spread(row), decimal(row.tflops, 2)]
-        if peer:
-            cells.append(percent(row.ratio))
-        roof = row.tflops / row.roof_tflops if row.tflops and row.roof_tflops else None
-        cells += [decimal(row.gbs, 0), percent(roof), str(row.registers or "–"), ratio(row.error_over_bound)]
-        table.add_row(*cells)
-    peer_row = next((row for row in rows if row.peer_us), None)
-    if peer_row is not None and peer_row.peer_us:
-        flops = 2 * peer_row.m * peer_row.n * peer_row.k
-        rate = flops / peer_row.peer_us * 1e-6
-        roof = rate / peer_row.roof_tflops if peer_row.roof_tflops else None
-        gbs = (peer_row.gbs or 0) * (peer_row.us or 0) / peer_row.peer_us
+        elif row.kernel != CEILING:
+            texts = (spread(row), str(row.registers or "–"), ratio(row.error_over_bound))
+            add(name, row, row.us, row.tflops, row.ratio, *texts)
+    timed = next((row for row in rows if row.peer_us), None)
+    if timed is not None and timed.peer_us:
         table.add_section()
+        rate = 2 * timed.m * timed.n * timed.k / timed.peer_us * 1e-6
+        add(peer_title(peer), timed, timed.peer_us, rate, 1.0, "", "", "")
+    own = next((row for row in rows if row.kernel == CEILING and row.tflops), None)
+    if own is not None and own.tflops:
+        if timed is None:
+            table.add_section()
         table.add_row(
-            *(peer_title(peer), microseconds(peer_row.peer_us), "", decimal(rate, 2), "100.0"),
-            *(decimal(gbs, 0), percent(roof), "", ""),
+            *(f"ceiling, {own.config}", "", spread(own), decimal(own.tflops, 2), *([""] if peer else [])),
+            *("100.0", "", "", str(own.registers or "–"), ""),
+        )
+    return table
+
+
+def comparison_table(rows: Sequence[Row]) -> Table:
+    """cuBLAS in 16 bits against cuBLAS in FP32 on the same shapes, interleaved."""
+    columns = ("size", "FP32", "TFLOP/s", "16 bits", "TFLOP/s", "times as fast")
+    dtype = rows[0].dtype
+    title = f"{peer_title(rows[0].kernel)} in {dtype} against {peer_title(rows[0].kernel)} in float32, interleaved"
+    table = plain_table((*columns[:3], dtype, *columns[4:]), ("size",), title)
+    for row in rows:
+        size = f"{row.m}³" if row.m == row.n == row.k else f"{row.m}×{row.n}×{row.k}"
+        if row.error or row.us is None or row.peer_us is None:
+            table.add_row(size, "[red]failed[/]", *[""] * 4)
+            continue
+        flops = 2 * row.m * row.n * row.k
+        table.add_row(
+            *(size, microseconds(row.peer_us), decimal(flops / row.peer_us * 1e-6, 2)),
+            *(microseconds(row.us), decimal(row.tflops, 2), decimal(row.ratio, 2)),
         )
     return table
 
@@ -91,8 +122,8 @@ def cpu_table(rows: Sequence[Row]) -> Table:
 
 
 def forms_table(reports: Sequence[FormReport], title: str | None = None) -> Table:
-    """Compiled forms: registers, spills, shared memory, occupancy, and the main loop's FMAs and shared loads."""
-    columns = ("kernel", "arch", "regs", "spills", "shared", "occup.", "limit", "FFMA", "LDS", "LDS.128")
+    """Compiled forms: registers, spills, shared memory, occupancy, and the main loop's arithmetic and shared loads."""
+    columns = ("kernel", "arch", "regs", "spills", "shared", "occup.", "limit", *LOOP_COLUMNS)
     table = plain_table(columns, ("kernel", "limit"), title)
     several_archs = len({report.arch for report in reports}) > 1
     last = ""
@@ -102,11 +133,9 @@ def forms_table(reports: Sequence[FormReport], title: str | None = None) -> Tabl
         last = report.kernel
         name = f"{report.kernel} {short_config(report.config)}".strip()
         if report.error:
-            table.add_row(name, report.arch, "[red]failed[/]", *[""] * 7)
+            table.add_row(name, report.arch, "[red]failed[/]", *[""] * (len(columns) - 3))
             continue
         assert report.occupancy is not None
-        loop = report.loop
-        counts = [str(fmas(loop)), str(loop.get("LDS", 0) + loop.get("LDS.64", 0)), str(loop.get("LDS.128", 0))]
         table.add_row(
             *(name, report.arch, str(report.registers), kilobytes(local_bytes(report))),
             *(
@@ -114,9 +143,34 @@ def forms_table(reports: Sequence[FormReport], title: str | None = None) -> Tabl
                 f"{report.occupancy:.0%}",
                 report.limited_by.removesuffix(" memory"),
             ),
-            *(counts if loop else ["–"] * 3),
+            *loop_cells(report.loop),
         )
     return table
+
+
+def counters_table(rows: Sequence[Row], title: str | None = None) -> Table:
+    """What the emulator counted: FMAs, tensor-core instructions, wavefronts and bank conflicts, sectors, barriers."""
+    columns = ("kernel", "FMAs", "MMAs", "ld wavefr.", "st wavefr.", "FMA/ld", "conflicts", "ld sectors", "st sectors")
+    table = plain_table((*columns, "barriers", "err/bound"), ("kernel",), title)
+    for row in rows:
+        name = f"{row.kernel} {short_config(row.config)}".strip()
+        if row.error or row.counters is None:
+            table.add_row(name, "[red]failed[/]", *[""] * 9)
+            continue
+        table.add_row(name, *counter_cells(row.counters), ratio(row.error_over_bound))
+    return table
+
+
+def counter_cells(counters: Mapping[str, int]) -> list[str]:
+    """The counts of :func:`counters_table`; FMAs by threads for each wavefront of shared loads, a dash without any."""
+    fma, loads = counters["ffma_threads"], counters["shared_load_wavefronts"]
+    conflicts = counters["shared_load_conflicts"] + counters["shared_store_conflicts"]
+    numbers = (conflicts, counters["global_load_sectors"], counters["global_store_sectors"], counters["barriers"])
+    return [
+        *(f"{fma:,}", f"{counters['mma_instructions']:,}", f"{loads:,}", f"{counters['shared_store_wavefronts']:,}"),
+        f"{fma / loads:.3g}" if fma and loads else "–",
+        *(f"{number:,}" for number in numbers),
+    ]
 
 
 def peer_title(peer: str | None) -> str:
@@ -125,8 +179,28 @@ def peer_title(peer: str | None) -> str:
 
 
 def short_config(config: str) -> str:
-    """A config for a narrow column: ``"vector_width=4"`` is ``"vec4"``, of width 1 ``"scalar"``."""
+    """A config for a narrow column: ``"vector_width=4"`` is ``"vec4"``, of width 1 ``"scalar"``.
+
+    Of a pipelined kernel, block tile, stages and the parts of K: ``"128×256×64/3"``, ``"64×64×64/4 split 33"``. A type
+    is its own name, and so is a kernel that stands first.
+    """
+    values = dict(part.split("=") for part in config.split() if "=" in part)
+    if "block_m" in values:
+        words = [part for part in config.split() if "=" not in part]
+        words += [f"{values['block_m']}×{values['block_n']}×{values['block_k']}/{values.get('stages', '1')}"]
+        return " ".join([*words, f"split {values['splits']}"] if "splits" in values else words)
+    config = re.sub(r"\bdtype=", "", config)
     return re.sub(r"vector_width=(\d+)", lambda found: "scalar" if found[1] == "1" else f"vec{found[1]}", config)
+
+
+def loop_cells(loop: Mapping[str, int]) -> list[str]:
+    """The counts of :data:`LOOP_COLUMNS` in a main loop; dashes if it wasn't counted."""
+    if not loop:
+        return ["–"] * len(LOOP_COLUMNS)
+    mma, matrix_loads = tensor_mmas(dict(loop)), loop.get("LDSM", 0)
+    narrow = loop.get("LDS", 0) + loop.get("LDS.64", 0)
+    counts = (fmas(dict(loop)), mma, narrow, loop.get("LDS.128", 0), matrix_loads, loop.get("LDGSTS", 0))
+    return [*map(str, counts), f"{mma / matrix_loads:.3g}" if mma and matrix_loads else "–"]
 
 
 def local_bytes(report: FormReport) -> int:

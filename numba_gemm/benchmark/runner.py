@@ -1,25 +1,30 @@
 """Benchmarks on a GPU: for each shape, every kernel is validated and only then timed, interleaved with the peer.
 
-A kernel or peer that fails becomes a row with its error; the others go on.
+In 16 bits one more contender is interleaved: the ceiling, tensor-core instructions on registers alone. A kernel or peer
+that fails becomes a row with its error; the others go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from numba_gemm.benchmark.inputs import Checker, Matrix, Pool
 from numba_gemm.benchmark.peers import Peer
-from numba_gemm.benchmark.record import Record, Row, environment
+from numba_gemm.benchmark.record import CEILING, HALF_AGAINST_SINGLE, Record, Row, environment
 from numba_gemm.benchmark.suites import Shape
-from numba_gemm.problem import Problem
+from numba_gemm.cases import numpy_dtype
+from numba_gemm.problem import ITEMSIZE, Problem
 from numba_gemm.spec import describe_config
 from numba_gemm.timing import Timing, Work, set_count, time_interleaved
 from numba_gemm.validate import POISON_BYTE
+
+if TYPE_CHECKING:
+    from numba_gemm.benchmark.ceiling import Ceiling
 
 #: The kernel name that stands for the library's own choice.
 AUTO = "auto"
@@ -28,6 +33,24 @@ _COPY_BYTES = 2**30  # of the copy that measures the memory's bandwidth
 
 #: Called as a run goes on, with a few words on what is being done.
 Step = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Kernels to run on one shape in one element type; ``suite`` goes into the rows."""
+
+    suite: str
+    shape: Shape
+    dtype: str
+    kernels: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.suite} {self.shape}{'' if self.dtype == 'float32' else f' {self.dtype}'}"
+
+    @property
+    def problem(self) -> Problem:
+        """The product, of packed row-major matrices, C in the type of A and B."""
+        return Problem.packed(self.shape.m, self.shape.n, self.shape.k, dtype=self.dtype)
 
 
 @dataclass(frozen=True)
@@ -64,18 +87,19 @@ def measure_roof(context: Any) -> Roof:
 class DeviceInputs:
     """Several sets of A, B and C on the GPU, and the first set's A and B on the host."""
 
-    def __init__(self, shape: Shape, sets: int, pool: Pool, stack: ExitStack) -> None:
+    def __init__(self, task: Task, sets: int, pool: Pool, stack: ExitStack) -> None:
         from numba_gemm.device.context import synchronize
         from numba_gemm.device.memory import DeviceBuffer, copy_to_device
 
-        self.shape = shape
+        self.shape = shape = task.shape
+        self.dtype = numpy_dtype(task.dtype)
         self.pointers: list[tuple[int, int, int]] = []
         for number in range(sets):
-            a, b = pool.factors(shape, number)
+            a, b = pool.factors(shape, number, task.dtype)
             if number == 0:
                 self.a, self.b = a, b
             buffers = [
-                stack.enter_context(DeviceBuffer(4 * count, 0))
+                stack.enter_context(DeviceBuffer(self.dtype.itemsize * count, 0))
                 for count in (shape.m * shape.k, shape.k * shape.n, shape.m * shape.n)
             ]
             copy_to_device(buffers[0].pointer, a, 0)
@@ -88,7 +112,7 @@ class DeviceInputs:
         from numba_gemm.device.context import synchronize
         from numba_gemm.device.memory import fill_bytes
 
-        fill_bytes(self.pointers[0][2], POISON_BYTE, 4 * self.shape.m * self.shape.n)
+        fill_bytes(self.pointers[0][2], POISON_BYTE, self.dtype.itemsize * self.shape.m * self.shape.n)
         synchronize()
 
     def output(self) -> Matrix:
@@ -97,20 +121,90 @@ class DeviceInputs:
         from numba_gemm.device.memory import copy_to_host
 
         synchronize()
-        c = np.empty((self.shape.m, self.shape.n), np.float32)
+        c = np.empty((self.shape.m, self.shape.n), self.dtype)
         copy_to_host(c, self.pointers[0][2], 0)
         synchronize()
         return c
 
 
-def bench_shape(
-    shape: Shape,
-    kernels: Sequence[str],
+class _Bench:
+    """One task's inputs on the GPU and the reference, for as long as ``stack`` is open."""
+
+    def __init__(self, task: Task, sets: int, pool: Pool, stack: ExitStack, context: Any) -> None:
+        self.problem = task.problem
+        self.stack = stack
+        self.context = context
+        self.inputs = DeviceInputs(task, sets, pool, stack)
+        arch = context.device.compute_capability if ITEMSIZE[task.dtype] == 2 else None
+        self.checker = Checker(self.inputs.a, self.inputs.b, tensor_core=arch)
+
+    def kernel(self, row: Row) -> tuple[Row, Work | None]:
+        """The row of a kernel, validated, and what to time; None and the row's ``error`` if it failed."""
+        from numba_gemm.device.stream import Stream
+        from numba_gemm.execute import prepare
+
+        inputs = self.inputs
+        try:
+            prepared = prepare(self.problem, None if row.kernel == AUTO else row.kernel, self.context)
+            config = describe_config(prepared.config)
+            if prepared.spec.name != row.kernel:
+                config = f"{prepared.spec.name} {config}".strip()
+            row = replace(row, config=config, registers=prepared.function.registers)
+            workspace = self._workspace(prepared.workspace_bytes)
+            inputs.poison()
+            stream = Stream()
+            prepared.launch(*inputs.pointers[0], int(stream), workspace=workspace)
+            stream.synchronize()
+            validation = self.checker.check(inputs.output(), k_per_split=prepared.k_per_split)
+        except Exception as error:  # of this kernel; the others are still to run
+            return replace(row, error=_words(error)), None
+        row = replace(row, error_over_bound=validation.error_over_bound, validated=validation.extent)
+        if not validation.ok:
+            return replace(row, error=f"wrong result: {validation.message}"), None
+
+        def work(number: int, stream: int) -> None:
+            prepared.launch(*inputs.pointers[number], stream, workspace=workspace)
+
+        return row, work
+
+    def _workspace(self, nbytes: int) -> int:
+        """Memory for split-K, allocated once, as the peer's is, so that no allocation is timed."""
+        if not nbytes:
+            return 0
+        from numba_gemm.device.context import synchronize
+        from numba_gemm.device.memory import DeviceBuffer
+
+        buffer = self.stack.enter_context(DeviceBuffer(nbytes, 0))
+        synchronize()
+        return buffer.pointer
+
+    def peer(self, peer: Peer) -> tuple[Work | None, str]:
+        """What to time of a peer, validated; or None, and what is wrong."""
+        from numba_gemm.device.stream import Stream
+
+        inputs, problem = self.inputs, self.problem
+
+        def work(number: int, stream: int) -> None:
+            peer.gemm(*inputs.pointers[number], problem.m, problem.n, problem.k, stream)
+
+        try:
+            inputs.poison()
+            stream = Stream()
+            work(0, int(stream))
+            stream.synchronize()
+            validation = self.checker.check(inputs.output(), reduced=True)
+        except Exception as error:
+            return None, _words(error)
+        return (work, "") if validation.ok else (None, f"wrong result: {validation.message}")
+
+
+def bench_task(
+    task: Task,
     *,
-    suite: str,
     roof: Roof,
     pool: Pool,
     peer: Peer | None = None,
+    ceiling: Ceiling | None = None,
     rounds: int = 7,
     on_step: Step = lambda _: None,
 ) -> list[Row]:
@@ -118,96 +212,104 @@ def bench_shape(
 
     Parameters
     ----------
-    shape : the product.
-    kernels : names; :data:`AUTO` is the library's own choice.
-    suite : goes into the rows.
-    roof : from :func:`measure_roof`.
+    task : the product and the names of the kernels; :data:`AUTO` is the library's own choice.
+    roof : from :func:`measure_roof`; in 16 bits its peak gives way to the ceiling.
     pool : where inputs come from.
     peer : what to interleave with, or None.
+    ceiling : of the tensor cores, to interleave too, or None.
     rounds : measurements of each contender.
     on_step : told what is being done.
 
     Returns
     -------
-    One row a kernel, in order; failed ones have ``error`` set and no time.
+    One row a kernel, in order, then one of the peer if it failed, then one of the ceiling. Failed ones have ``error``
+    set and no time.
     """
     from numba_gemm.device.context import current_context, synchronize
 
-    problem = Problem.packed(shape.m, shape.n, shape.k)
-    blank = Row(suite, "", "", problem.dtype, "nn", shape.m, shape.n, shape.k, roof_tflops=roof.tflops(problem))
+    problem, name = task.problem, str(task)
+    blank = Row(task.suite, "", "", problem.dtype, "nn", problem.m, problem.n, problem.k)
+    if problem.dtype == "float32":
+        blank = replace(blank, roof_tflops=roof.tflops(problem))
     context = current_context()
     try:
         with ExitStack() as stack:
-            on_step(f"{shape} inputs")
+            on_step(f"{name}: inputs")
             sets = set_count(problem.bytes_moved, context.device.l2_bytes)
-            inputs = DeviceInputs(shape, sets, pool, stack)
-            on_step(f"{shape} reference")
-            checker = Checker(inputs.a, inputs.b)
-            rows, works = [], []
-            for name in kernels:
-                on_step(f"{shape} {name}: validate")
-                row, work = _validated(replace(blank, kernel=name), problem, inputs, checker, context)
+            bench = _Bench(task, sets, pool, stack, context)
+            rows: list[Row] = []
+            works: list[Work | None] = []
+            for kernel in task.kernels:
+                on_step(f"{name} {kernel}: validate")
+                row, work = bench.kernel(replace(blank, kernel=kernel))
                 rows.append(row)
                 works.append(work)
             peer_work: Work | None = None
             if peer is not None:
-                on_step(f"{shape} {peer.name}: validate")
-                peer_work, peer_error = _validated_peer(peer, problem, inputs, checker)
+                on_step(f"{name} {peer.name}: validate")
+                peer_work, peer_error = bench.peer(peer)
                 if peer_error:
                     rows.append(replace(blank, kernel=peer.name, error=peer_error))
                     works.append(None)
-            on_step(f"{shape} time")
+            if ceiling is not None:
+                row = replace(blank, kernel=CEILING, config=ceiling.instruction, registers=ceiling.registers)
+                rows.append(row)
+                works.append(ceiling.work)
+            on_step(f"{name}: time")
             rows = _timed(rows, works, peer, peer_work, problem, sets, rounds)
             synchronize()
-            return rows
+            return _with_ceiling(rows, ceiling, problem, roof)
     except Exception as error:  # memory that doesn't suffice, or a fault that took the context with it
-        return [replace(blank, kernel=name, error=_words(error)) for name in kernels]
+        return [replace(blank, kernel=kernel, error=_words(error)) for kernel in task.kernels]
 
 
-def _validated(
-    row: Row, problem: Problem, inputs: DeviceInputs, checker: Checker, context: Any
-) -> tuple[Row, Work | None]:
-    from numba_gemm.device.stream import Stream
-    from numba_gemm.execute import prepare
+def _with_ceiling(rows: list[Row], ceiling: Ceiling | None, problem: Problem, roof: Roof) -> list[Row]:
+    """The rows with the ceiling that was measured among them, and the roof that follows from it."""
+    found = next((row for row in rows if row.kernel == CEILING and row.us), None)
+    if ceiling is None or found is None or found.us is None:
+        return rows
+    rate = ceiling.flops / found.us * 1e-6
+    top = Roof(rate, roof.dram_gbs).tflops(problem)
+    itself = replace(found, tflops=rate, gbs=None, peer=None, peer_us=None, ratio=None, ceiling_tflops=rate)
+    return [itself if row is found else replace(row, ceiling_tflops=rate, roof_tflops=top) for row in rows]
 
+
+def compare_precisions(
+    shape: Shape,
+    dtype: str,
+    half: Peer,
+    single: Peer,
+    *,
+    pool: Pool,
+    rounds: int = 7,
+    on_step: Step = lambda _: None,
+) -> Row:
+    """The peer in a 16-bit type against the peer in FP32 on one shape, both validated, then timed interleaved.
+
+    Returns
+    -------
+    A row of the 16-bit product whose ``peer`` is the FP32 one: ``ratio`` is how many times as fast 16 bits are.
+    """
+    from numba_gemm.device.context import current_context, synchronize
+
+    tasks = [Task(HALF_AGAINST_SINGLE, shape, kind, ()) for kind in ("float32", dtype)]
+    row = Row(HALF_AGAINST_SINGLE, half.name, "", dtype, "nn", shape.m, shape.n, shape.k)
+    context = current_context()
+    on_step(f"{shape} {half.name} in {dtype} and in float32")
     try:
-        prepared = prepare(problem, None if row.kernel == AUTO else row.kernel, context)
-        config = describe_config(prepared.config)
-        if row.kernel == AUTO:
-            config = f"{prepared.spec.name} {config}".strip()
-        row = replace(row, config=config, registers=prepared.function.registers)
-        inputs.poison()
-        stream = Stream()
-        prepared.launch(*inputs.pointers[0], int(stream))
-        stream.synchronize()
-        validation = checker.check(inputs.output())
-    except Exception as error:  # of this kernel; the others are still to run
-        return replace(row, error=_words(error)), None
-    row = replace(row, error_over_bound=validation.error_over_bound, validated=validation.extent)
-    if not validation.ok:
-        return replace(row, error=f"wrong result: {validation.message}"), None
-
-    def work(number: int, stream: int) -> None:
-        prepared.launch(*inputs.pointers[number], stream)
-
-    return row, work
-
-
-def _validated_peer(peer: Peer, problem: Problem, inputs: DeviceInputs, checker: Checker) -> tuple[Work | None, str]:
-    from numba_gemm.device.stream import Stream
-
-    def work(number: int, stream: int) -> None:
-        peer.gemm(*inputs.pointers[number], problem.m, problem.n, problem.k, stream)
-
-    try:
-        inputs.poison()
-        stream = Stream()
-        work(0, int(stream))
-        stream.synchronize()
-        validation = checker.check(inputs.output())
-    except Exception as error:
-        return None, _words(error)
-    return (work, "") if validation.ok else (None, f"wrong result: {validation.message}")
+        with ExitStack() as stack:
+            sets = set_count(tasks[1].problem.bytes_moved, context.device.l2_bytes)
+            works = []
+            for task, peer in zip(tasks, (single, half), strict=True):
+                work, error = _Bench(task, sets, pool, stack, context).peer(peer)
+                if work is None:
+                    return replace(row, error=f"{task.dtype}: {error}")
+                works.append(work)
+            first, second = time_interleaved(works, sets=sets, rounds=rounds)
+            synchronize()
+    except Exception as error:  # memory that doesn't suffice
+        return replace(row, error=_words(error))
+    return with_timing(row, tasks[1].problem, second, f"{single.name} float32", first)
 
 
 def _timed(
@@ -269,26 +371,28 @@ def _words(error: BaseException) -> str:
 
 
 def bench_gpu(
-    work: Sequence[tuple[str, Shape]],
-    kernels: Sequence[str],
+    tasks: Sequence[Task],
     *,
-    peer: Peer | None,
+    peers: Mapping[str, Peer],
     rounds: int = 7,
     commit: str | None = None,
     on_step: Step = lambda _: None,
     on_start: Callable[[Any, Roof], None] = lambda *_: None,
-    on_shape: Callable[[str, Shape, list[Row]], None] = lambda *_: None,
+    on_task: Callable[[Task, list[Row]], None] = lambda *_: None,
 ) -> Record:
     """A whole run on the current GPU.
 
+    After the tasks, where there are peers in FP32 and in 16 bits, these are compared with each other on the shapes that
+    were multiplied in 16 bits (rows of suite :data:`~numba_gemm.benchmark.record.HALF_AGAINST_SINGLE`).
+
     Parameters
     ----------
-    work : (suite, shape) pairs, in order.
-    kernels : names, :data:`AUTO` among them or not.
-    peer, rounds, on_step : as for :func:`bench_shape`.
+    tasks : what to run, in order.
+    peers : element type → what to interleave with; without one there is no comparison.
+    rounds, on_step : as for :func:`bench_task`.
     commit : of the source, for the record; None asks git.
-    on_start : called with the device and its roof before the first shape.
-    on_shape : called with suite, shape and rows after each shape.
+    on_start : called with the device and its roof before the first task.
+    on_task : called with each task and its rows.
     """
     from numba_gemm.device.context import current_context
 
@@ -296,10 +400,11 @@ def bench_gpu(
     on_step("memory bandwidth")
     roof = measure_roof(context)
     on_start(context.device, roof)
+    version = next((peer.version for peer in peers.values()), "")
     record = Record(
         environment(
             context.device,
-            peer=peer.version if peer is not None else "",
+            peer=version,
             commit=commit,
             peak_fp32_tflops=roof.peak_tflops,
             dram_gbs=roof.dram_gbs,
@@ -307,8 +412,33 @@ def bench_gpu(
     )
     on_step("random inputs")
     pool = Pool()
-    for suite, shape in work:
-        rows = bench_shape(shape, kernels, suite=suite, roof=roof, pool=pool, peer=peer, rounds=rounds, on_step=on_step)
+    ceilings = {dtype: find_ceiling(context, dtype) for dtype in {task.dtype for task in tasks}}
+    for task in tasks:
+        rows = bench_task(
+            task,
+            roof=roof,
+            pool=pool,
+            peer=peers.get(task.dtype),
+            ceiling=ceilings[task.dtype],
+            rounds=rounds,
+            on_step=on_step,
+        )
         record.rows += rows
-        on_shape(suite, shape, rows)
+        on_task(task, rows)
+    single = peers.get("float32")
+    for shape, dtype in dict.fromkeys((task.shape, task.dtype) for task in tasks if task.dtype != "float32"):
+        half = peers.get(dtype)
+        if half is not None and single is not None:
+            record.rows.append(
+                compare_precisions(shape, dtype, half, single, pool=pool, rounds=rounds, on_step=on_step)
+            )
     return record
+
+
+def find_ceiling(context: Any, dtype: str) -> Ceiling | None:
+    """The ceiling of a 16-bit type; None in FP32, and on a GPU without the instruction."""
+    if ITEMSIZE[dtype] != 2 or context.device.compute_capability < (8, 0):
+        return None
+    from numba_gemm.benchmark.ceiling import Ceiling
+
+    return Ceiling(context, dtype)

@@ -34,6 +34,13 @@ def cube(size: int) -> Shape:
 LADDER_SIZES = (1024, 2048, 4096)
 CPU_SIZES = (256, 512, 1024)
 
+#: Element types that kernels are timed in.
+DTYPES = ("float32", "float16", "bfloat16")
+
+#: What the emulator runs: whole tiles of every kernel; and the multiply-adds that it does in about a minute.
+EMULATED_SHAPE = Shape(256, 256, 64)
+LARGEST_EMULATED = 2**28
+
 SUITES: dict[str, tuple[Shape, ...]] = {
     "square": tuple(cube(size) for size in (2048, 4096, 8192, 16384)),
     "small": tuple(cube(size) for size in (256, 512, 1024)),

@@ -16,16 +16,19 @@ from numba_gemm._version import __version__
 from numba_gemm.errors import NumbaGemmError
 
 #: The subcommands, in the order of the help; each is a module here.
-COMMANDS = ("bench", "check", "inspect", "profile", "info")
+COMMANDS = ("bench", "check", "inspect", "profile", "fragments", "info")
 
 _EXAMPLES = """\
 examples:
-  numba-gemm bench                         the ladder, validated and timed; without a GPU: CPU baseline and
-                                           a resource report of every GPU kernel
+  numba-gemm bench                         the ladder, validated and timed; without a GPU: CPU baseline, resources
+                                           of every GPU kernel, and its counters on the emulator
   numba-gemm bench v6 v7 --sizes 2048      two kernels at one size
   numba-gemm bench --suite odd --json odd.json
   numba-gemm check --quick                 is every kernel right on this machine?
+  numba-gemm check --device emulator       the same of the GPU kernels' PTX, run on the CPU
+  numba-gemm profile v6                    wavefronts, bank conflicts, sectors: by ncu, or by the emulator
   numba-gemm inspect v7 --arch sm_80       registers, occupancy and instruction mix, without a GPU
+  numba-gemm fragments m16n8k16 --lane 5   who holds what in a tensor-core instruction
   numba-gemm info                          what was found, and how to get what wasn't
 
 exit status: 0 if all went well, 1 if a kernel failed, 2 if the call was wrong, 130 after Ctrl-C

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Compile a kernel for an architecture and show registers, spills, stack, shared memory, occupancy and what limits it,
-and its machine instructions by class: of the whole kernel, and of its main loop. No GPU is needed.
+and its machine instructions by class: of the whole kernel, and of its main loop. Of a kernel with a form for each
+problem every listed form follows in a table, unless --config names one. No GPU is needed.
 """
 
 _EXAMPLES = """\
@@ -21,6 +22,7 @@ examples:
   numba-gemm inspect v7
   numba-gemm inspect v6 --arch sm_80 --config vector_width=1
   numba-gemm inspect v3 --sass | less
+  numba-gemm inspect t4 --config block_m=64 block_n=64 dtype=bfloat16
   numba-gemm inspect all --arch sm_120
 """
 
@@ -61,7 +63,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the subcommand."""
-    from numba_gemm.benchmark.forms import all_forms, report_form, report_forms
+    from numba_gemm.benchmark.forms import report_form, report_forms, typed_forms
     from numba_gemm.catalog import CPU_BASELINE, LADDER, get_spec
     from numba_gemm.cli.console import make_console, print_json, progress_bar
     from numba_gemm.cli.names import default_arch, parse_arch, parse_config
@@ -71,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
     if args.kernel == ALL:
         if args.ptx or args.sass or args.config:
             raise ValueError("--ptx, --sass and --config take one kernel, not all")
-        forms = all_forms(list(LADDER), [arch])
+        names = [name for name, spec in LADDER.items() if arch >= spec.min_arch]
+        forms = [(name, config, arch) for name in names for config in typed_forms(name, arch)]
         with progress_bar(len(forms), "compile") as bar:
             reports = report_forms(forms, on_done=lambda _: bar.advance())
         if args.json:
@@ -84,7 +87,10 @@ def run(args: argparse.Namespace) -> int:
     spec = get_spec(args.kernel)
     if arch < spec.min_arch:
         raise ValueError(f"kernel {spec.name} needs sm_{spec.min_arch[0]}{spec.min_arch[1]} or later")
-    config = parse_config(spec, args.config)
+    if spec.select is not None and not args.config:
+        config = typed_forms(spec.name, arch)[0]  # the largest that the architecture has room for
+    else:
+        config = parse_config(spec, args.config)
     if args.ptx or args.sass:
         from numba_gemm.compile import compile_kernel
         from numba_gemm.compile.sass import disassemble
@@ -97,8 +103,13 @@ def run(args: argparse.Namespace) -> int:
         raise CompileError(report.error)
     if args.json:
         print_json(report.to_dict())
-    else:
-        _print_one(make_console(), spec, config, report)
+        return 0
+    console = make_console()
+    _print_one(console, spec, config, report)
+    if spec.select is not None and not args.config:
+        others = [(spec.name, other, arch) for other in typed_forms(spec.name, arch)]
+        with progress_bar(len(others), "compile") as bar:
+            _print_forms(console, report_forms(others, on_done=lambda _: bar.advance()))
     return 0
 
 
@@ -106,23 +117,36 @@ def _print_all(console: Console, reports: list[FormReport]) -> None:
     from numba_gemm.benchmark.report import forms_table
 
     arch = reports[0].arch
-    console.print(forms_table(reports, f"Every kernel on {arch}; FFMA and LDS are those of the main loop"))
+    console.print(forms_table(reports, f"Every kernel on {arch}; instructions are those of the main loop"))
     for note in dict.fromkeys(report.error or report.note for report in reports if report.error or report.note):
         console.print(note, markup=False)
 
 
+def _print_forms(console: Console, reports: list[FormReport]) -> None:
+    """Every form of one kernel, and how each is asked for."""
+    from numba_gemm.benchmark.report import forms_table
+
+    console.print()
+    console.print(forms_table(reports, f"Its forms for packed matrices on {reports[0].arch}"))
+    console.print("\nOne of them alone: --config block_m=… block_n=… block_k=… stages=… dtype=…", markup=False)
+
+
 def _print_one(console: Console, spec: KernelSpec, config: Config, report: FormReport) -> None:
     from numba_gemm.benchmark.report import kilobytes, plain_table
+    from numba_gemm.cli.names import form_options
 
-    form = f" ({report.config})" if report.config else ""
-    console.print(f"[bold]{spec.name} {spec.title}[/]{form} on {report.arch}: {spec.idea}\n", highlight=False)
+    form = dict(config)
+    shown = f" ({report.config})" if report.config else ""
+    console.print(f"[bold]{spec.name} {spec.title}[/]{shown} on {report.arch}: {spec.idea}\n", highlight=False)
     assert report.occupancy is not None
     assert report.blocks_per_sm is not None
-    warps = report.blocks_per_sm * -(-spec.threads // 32)
+    warps = report.blocks_per_sm * -(-report.threads // 32)
     facts = (
-        ("block tile", "×".join(map(str, spec.block_tile))),
-        ("thread tile", "×".join(map(str, spec.thread_tile))),
-        ("threads a block", str(spec.threads)),
+        ("block tile", "×".join(map(str, spec.geometry(config).block_tile))),
+        ("warp tile", f"{form['warp_m']}×{form['warp_n']}")
+        if "warp_m" in form
+        else ("thread tile", "×".join(map(str, spec.thread_tile))),
+        ("threads a block", str(report.threads)),
         ("registers a thread", str(report.registers)),
         ("spills", f"{report.spill_bytes} bytes"),
         ("stack", f"{report.stack_bytes} bytes"),
@@ -151,28 +175,33 @@ def _print_one(console: Console, spec: KernelSpec, config: Config, report: FormR
     for line in loop_facts(report):
         console.print(line, markup=False)
     others = [other for other in spec.configs if other != config]
-    if others:
-        names = ", ".join("--config " + " ".join(f"{key}={value}" for key, value in other) for other in others)
+    if others and spec.select is None:
+        names = ", ".join(f"--config {form_options(spec, other)}" for other in others)
         console.print(f"Other forms of this kernel: {names}", markup=False)
 
 
 def loop_facts(report: FormReport) -> list[str]:
     """What the main loop's mix says, in words."""
-    from numba_gemm.benchmark.forms import fmas, shared_loads
+    from numba_gemm.benchmark.forms import fmas, shared_loads, tensor_mmas
 
     loop = report.loop
-    total, work = sum(loop.values()), fmas(loop)
+    total, mma, matrix_loads = sum(loop.values()), tensor_mmas(loop), loop.get("LDSM", 0)
+    work, what = (mma, "HMMA") if mma else (fmas(loop), "FMAs")
     if not total or not work:
         return ["The kernel has no loop that multiplies."]
     lines = [f"Main loop: {work / total:.0%} of its {total} instructions multiply."]
     wide, loads = loop.get("LDS.128", 0), shared_loads(loop)
-    if wide:
+    if mma and matrix_loads:
+        lines.append(f"HMMA per LDSM: {mma / matrix_loads:.3g} ({matrix_loads} LDSM for {mma} HMMA).")
+    elif wide:
         lines.append(f"FMAs per LDS.128: {work / wide:.3g} ({wide} LDS.128 for {work} FFMA).")
-    if loads and loads != wide:
+    if not mma and loads and loads != wide:
         lines.append(f"FMAs per shared load of any width: {work / loads:.3g}.")
-    global_loads = sum(count for name, count in loop.items() if name.startswith(("LDG", "LD.")))
+    if loop.get("LDGSTS"):
+        lines.append(f"HMMA per asynchronous 16-byte copy (LDGSTS): {work / loop['LDGSTS']:.3g}.")
+    global_loads = sum(count for name, count in loop.items() if name.startswith(("LDG", "LD.")) and name != "LDGSTS")
     if global_loads:
-        lines.append(f"FMAs per global load: {work / global_loads:.3g}.")
+        lines.append(f"{what} per global load: {work / global_loads:.3g}.")
     if report.spill_bytes or report.stack_bytes or loop.get("LDL") or loop.get("STL"):
         lines.append("Something lives in local memory: look for spills, or an array with a variable index.")
     return lines

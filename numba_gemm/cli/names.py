@@ -44,25 +44,31 @@ def parse_arch(text: str) -> tuple[int, int]:
 
 
 def parse_config(spec: KernelSpec, parts: Sequence[str]) -> Config:
-    """``["vector_width=1"]`` as the kernel's config; none given is the first, which is the fastest.
+    """``["vector_width=1"]`` as the kernel's config: the first of its forms with these values; none given, the first.
 
     Raises
     ------
     ValueError : if the kernel has no such compiled form; the message lists those it has.
     """
-    if not parts:
-        return spec.configs[0]
-    values = {}
+    values: dict[str, int | str] = {}
     for part in parts:
         key, _, value = part.partition("=")
-        if not value.isdigit():
+        if not value:
             raise ValueError(f"config {part!r} has another form than name=number, for instance vector_width=1")
-        values[key] = int(value)
-    config = make_config(**values)
-    if config not in spec.configs:
-        forms = " | ".join(describe_config(known) or "(none)" for known in spec.configs)
-        raise ValueError(f"kernel {spec.name} has no form {describe_config(config)!r}; its forms are: {forms}")
-    return config
+        values[key] = int(value) if value.isdigit() else value
+    for config in spec.configs:
+        if values.items() <= dict(config).items():
+            return config
+    forms = " | ".join(dict.fromkeys(form_options(spec, known) or "(none)" for known in spec.configs))
+    raise ValueError(
+        f"kernel {spec.name} has no form {describe_config(make_config(**values))!r}; its forms are: {forms}"
+    )
+
+
+def form_options(spec: KernelSpec, config: Config) -> str:
+    """What to write after ``--config`` for one of a kernel's forms: the parameters in which its forms differ."""
+    differ = {key for key, value in config if any(dict(other).get(key) != value for other in spec.configs)}
+    return describe_config(tuple(item for item in config if item[0] in differ)) or describe_config(config)
 
 
 def default_arch() -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Launch a kernel once and count: shared-memory requests, wavefronts and bank conflicts, global-memory requests and
-sectors, FMAs, and FMAs for each value and each wavefront read from shared memory. On a GPU Nsight Compute counts;
-without one the emulator does, by running the kernel's PTX. Counts of index arithmetic differ between the two: the
-emulator sees PTX instructions, ncu machine instructions.
+sectors, FMAs and tensor-core MMAs, and how many for each value and each wavefront read from shared memory. On a GPU
+Nsight Compute counts; without one the emulator does, by running the kernel's PTX. Counts of index arithmetic differ
+between the two: the emulator sees PTX instructions, ncu machine instructions.
 
 requests     memory instructions, by warps
 wavefronts   passes over the 32 banks of shared memory; one a request is the best for 4-byte accesses, 2 to 4 for
@@ -32,6 +33,7 @@ examples:
   numba-gemm profile v3
   numba-gemm profile v7 --shape 256 256 64 --device both
   numba-gemm profile v6 --config vector_width=1
+  numba-gemm profile t2 --config dtype=bfloat16
   numba-gemm profile all --shape 130 134 37 --json ladder.json
 """
 
@@ -57,6 +59,7 @@ _LINES: tuple[tuple[tuple[str, str], ...], ...] = (
     ),
     (
         ("FMAs by threads", "ffma_threads"),
+        ("tensor-core MMAs by warps", "mma_instructions"),
         ("FP32 multiplications by threads", "fmul_threads"),
         ("values loaded from shared memory", "shared_load_values"),
         ("barriers by warps", "barriers"),
@@ -64,6 +67,8 @@ _LINES: tuple[tuple[tuple[str, str], ...], ...] = (
         ("instructions by threads", "thread_instructions"),
     ),
 )
+
+_MMA_PER_WAVEFRONT = ("mma_instructions", "shared_load_wavefronts")
 
 _NO_BARRIER_COUNT = "ncu has no count of barriers; its number is that of every instruction of the pipe that runs them."
 
@@ -183,7 +188,8 @@ def _emulate(jobs: Sequence[Job], arch: tuple[int, int]) -> list[Profile]:
     from numba_gemm.cli.console import progress_bar
     from numba_gemm.profile import profile_emulated
 
-    total = sum(job.resolve(arch)[0].grid(job.m, job.n) for job in jobs)
+    resolved = [(job, *job.resolve(arch)) for job in jobs]
+    total = sum(math.prod(spec.plan(job.problem(), config).launches[0].grid) for job, spec, config in resolved)
     profiles = []
     with progress_bar(total, "emulate") as bar:
         for job in jobs:
@@ -231,9 +237,10 @@ def _title(profile: Profile) -> str:
     from numba_gemm.catalog import get_spec
 
     job, spec = profile.job, get_spec(profile.job.kernel)
-    grid = spec.grid(job.m, job.n)
+    launch = spec.plan(job.problem(), job.config or spec.configs[0]).launches[0]
+    blocks, threads = math.prod(launch.grid), launch.geometry.threads
     return (
-        f"{form_name(job)} at {job.m}×{job.n}×{job.k}: {grid} block{'s' if grid > 1 else ''} of {spec.threads} threads"
+        f"{form_name(job)} at {job.m}×{job.n}×{job.k}: {blocks} block{'s' if blocks > 1 else ''} of {threads} threads"
     )
 
 
@@ -272,9 +279,13 @@ def tables(profile: Profile) -> list[Table]:
             quotient(derived[f"global_{verb}_sectors_per_request"]),
         )
     work = plain_table(("work", "count"), ("work",))
-    work.add_row("FMAs by threads", count(values["ffma_threads"]))
-    work.add_row("FMAs for each value loaded from shared memory", quotient(derived["fma_per_shared_load_value"]))
-    work.add_row("FMAs for each shared load wavefront", quotient(derived["fma_per_shared_load_wavefront"]))
+    if values.get("mma_instructions"):
+        work.add_row("tensor-core MMAs by warps", count(values["mma_instructions"]))
+        work.add_row("MMAs for each shared load wavefront", quotient(profile.ratio(*_MMA_PER_WAVEFRONT)))
+    if values.get("ffma_threads") or not values.get("mma_instructions"):
+        work.add_row("FMAs by threads", count(values["ffma_threads"]))
+        work.add_row("FMAs for each value loaded from shared memory", quotient(derived["fma_per_shared_load_value"]))
+        work.add_row("FMAs for each shared load wavefront", quotient(derived["fma_per_shared_load_wavefront"]))
     work.add_row("barriers by warps", count(values["barriers"]))
     work.add_row("instructions by warps", count(values["instructions"]))
     classes = plain_table(
@@ -296,7 +307,7 @@ def ladder_tables(profiles: Sequence[Profile]) -> list[Table]:
     columns = ("shared ld", "wavefronts", "/ld", "conflicts", "shared st", "wavefronts", "/st", "conflicts")
     shared = plain_table(("kernel", *columns), ("kernel",), title)
     traffic = ("global ld", "sectors", "/ld", "global st", "sectors", "/st")
-    work = ("FMA", "/value", "/wavefront", "barriers", "instr.")
+    work = ("FMA", "/value", "MMA", "/wavefront", "barriers", "instr.")
     memory = plain_table(("kernel", *traffic, *work), ("kernel",))
     for profile in profiles:
         values, derived = profile.values, profile.derived()
@@ -310,8 +321,9 @@ def ladder_tables(profiles: Sequence[Profile]) -> list[Table]:
         for verb in ("load", "store"):
             cells += [count(values[f"global_{verb}_{what}"]) for what in ("requests", "sectors")]
             cells += [quotient(derived[f"global_{verb}_sectors_per_request"])]
-        cells += [count(values["ffma_threads"])]
-        cells += [quotient(derived[f"fma_per_shared_load_{what}"]) for what in ("value", "wavefront")]
+        mma = values.get("mma_instructions")
+        cells += [count(values["ffma_threads"]), quotient(derived["fma_per_shared_load_value"]), count(mma)]
+        cells += [quotient(profile.ratio(*_MMA_PER_WAVEFRONT) if mma else derived["fma_per_shared_load_wavefront"])]
         cells += [count(values["barriers"]), count(values["instructions"])]
         memory.add_row(*cells)
     return [shared, memory]

@@ -15,9 +15,13 @@ from pathlib import Path
 
 from numba_gemm.compile import cache
 from numba_gemm.compile.assembler import assemble
+from numba_gemm.compile.cuda_source import cuda_to_ptx
+from numba_gemm.compile.cuda_source import toolchain as cuda_toolchain
 from numba_gemm.compile.kernel import CompiledKernel, Resources
 from numba_gemm.compile.resources import read_resources
+from numba_gemm.errors import CompileError
 from numba_gemm.spec import Config, KernelSpec
+from numba_gemm.tensorcore.source import load_ptx
 
 __all__ = ["CompiledKernel", "Resources", "arch_name", "compile_kernel", "kernel_ptx"]
 
@@ -64,10 +68,18 @@ def compile_kernel(spec: KernelSpec, config: Config, arch: tuple[int, int]) -> C
 
 def kernel_ptx(spec: KernelSpec, config: Config, arch: tuple[int, int]) -> str:
     """The PTX of one form of a kernel, before assembly."""
+    try:
+        source = spec.build(**dict(config))
+    except ImportError as error:  # Numba, or the part of it that compiles for GPUs
+        raise CompileError(f"kernel {spec.name} can't be compiled: {error}; pip install 'numba-gemm[cu13]'") from error
+    if spec.source == "ptx":
+        return str(source)
+    if spec.source == "cuda":
+        return cuda_to_ptx(source.path, arch, defines=dict(source.defines), name=spec.entry(config))
     from numba_gemm.compile.numba_source import numba_to_ptx
 
     return numba_to_ptx(
-        spec.build(**dict(config)),
+        source,
         spec.abi,
         arch,
         threads=spec.threads,
@@ -96,13 +108,21 @@ def _compile(spec: KernelSpec, config: Config, arch: tuple[int, int], digest: st
 def _digest(spec: KernelSpec, config: Config, arch: tuple[int, int]) -> str:
     """What the compiled kernel depends on, as one hash: sources, options, architecture, tools."""
     parts = [
+        spec.name,
+        repr(config),
         spec.entry(config),
         arch_name(arch),
         f"{spec.abi} threads={spec.threads} min_blocks={spec.min_blocks_per_sm}",
         _toolchain(),
         os.environ.get("NUMBA_GEMM_ASSEMBLER", ""),
     ]
-    parts += [_source(module) for module in (spec.build.__module__, *spec.helpers, *_COMPILER_SOURCES)]
+    modules = (spec.build.__module__, *spec.helpers)
+    parts += [_source(module) for module in (*modules, *(_COMPILER_SOURCES if spec.source == "numba" else ()))]
+    if spec.source == "cuda":
+        source = spec.build(**dict(config))
+        parts += [source.text(), repr(source.defines), cuda_toolchain()]
+    else:
+        parts += [load_ptx(file) for file in spec.files]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

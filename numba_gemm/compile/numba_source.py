@@ -48,10 +48,19 @@ GEMM_SIGNATURE = types.void(
     *[types.float32] * 2,
 )
 
-#: The parameters of the repacking kernel: source, target, rows, columns, their row and column strides in turn.
-REPACK_SIGNATURE = types.void(FLOAT_POINTER, FLOAT_POINTER, *[types.uint32] * 2, *[types.int64] * 4)
 
-SIGNATURES = {"gemm_f32": GEMM_SIGNATURE, "repack_f32": REPACK_SIGNATURE}
+def _repack_signature(element: Any) -> Any:
+    """Source, target; rows, columns; row and column stride of each."""
+    pointer = types.CPointer(element)
+    return types.void(pointer, pointer, *[types.uint32] * 2, *[types.int64] * 4)
+
+
+#: Numba's view of the parameter lists in ``numba_gemm.abi``.
+SIGNATURES = {
+    "gemm_f32": GEMM_SIGNATURE,
+    "repack_16": _repack_signature(types.uint16),
+    "repack_32": _repack_signature(types.uint32),
+}
 
 
 def numba_to_ptx(

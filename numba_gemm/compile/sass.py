@@ -101,9 +101,8 @@ _MULTIPLIES = ("FFMA", "HMMA", "HGMMA", "IMMA", "DMMA", "QMMA", "QGMMA", "DFMA",
 
 
 def _main_loop(instructions: tuple[SassInstruction, ...], labels: dict[str, int]) -> tuple[SassInstruction, ...]:
-    """The backward branch with the most multiplies in the range it repeats; of nested ones, the innermost."""
-    best: tuple[SassInstruction, ...] = ()
-    best_score = (0, 0)
+    """The backward branch with the most multiplies in the range it repeats; a loop round another is not looked at."""
+    loops: list[tuple[SassInstruction, ...]] = []
     for branch in instructions:
         if not branch.opcode.startswith("BRA"):
             continue
@@ -111,12 +110,20 @@ def _main_loop(instructions: tuple[SassInstruction, ...], labels: dict[str, int]
         if target is None or target >= branch.address:
             continue
         loop = tuple(i for i in instructions if target <= i.address <= branch.address)
-        multiplies = sum(i.opcode.startswith(_MULTIPLIES) for i in loop)
-        # Of two loops that hold the same multiplies the shorter one is the inner one.
-        score = (multiplies, -len(loop))
-        if multiplies and score > best_score:
-            best, best_score = loop, score
-    return best
+        if _multiplies(loop):
+            loops.append(loop)
+    inner = [loop for loop in loops if not any(_inside(other, loop) for other in loops)]
+    return max(inner, key=lambda loop: (_multiplies(loop), -len(loop)), default=())
+
+
+def _multiplies(loop: tuple[SassInstruction, ...]) -> int:
+    return sum(instruction.opcode.startswith(_MULTIPLIES) for instruction in loop)
+
+
+def _inside(inner: tuple[SassInstruction, ...], outer: tuple[SassInstruction, ...]) -> bool:
+    """Whether one loop is a part of another."""
+    begins_later, ends_sooner = inner[0].address >= outer[0].address, inner[-1].address <= outer[-1].address
+    return begins_later and ends_sooner and len(inner) < len(outer)
 
 
 def _branch_target(operands: str, labels: dict[str, int]) -> int | None:

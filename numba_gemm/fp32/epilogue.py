@@ -1,10 +1,14 @@
-"""C = alpha · accumulator + beta · C, the last lines of every FP32 kernel. beta = 0 never reads C."""
+"""C = alpha · accumulator + beta · C, the last lines of every FP32 kernel. beta = 0 never reads C.
+
+The FMA is written out: left to itself the compiler fuses one product in some kernels and the other one in others, and
+the last bit would depend on which form of a kernel an alignment picks.
+"""
 
 from __future__ import annotations
 
 from numba import float32
 
-from numba_gemm.compile.numba_source import device_function
+from numba_gemm.compile.numba_source import cuda, device_function
 from numba_gemm.intrinsics import store_global_v4
 
 
@@ -13,7 +17,7 @@ def store_output(C, index, accumulator, alpha, beta):
     """One element of C; ``index`` is its 64-bit offset in elements."""
     value = alpha * accumulator
     if beta != float32(0):
-        value += beta * C[index]
+        value = cuda.fma(beta, C[index], value)
     C[index] = value
 
 
@@ -25,8 +29,8 @@ def store_output_v4(C, index, x, y, z, w, alpha, beta):
     z *= alpha
     w *= alpha
     if beta != float32(0):
-        x += beta * C[index]
-        y += beta * C[index + 1]
-        z += beta * C[index + 2]
-        w += beta * C[index + 3]
+        x = cuda.fma(beta, C[index], x)
+        y = cuda.fma(beta, C[index + 1], y)
+        z = cuda.fma(beta, C[index + 2], z)
+        w = cuda.fma(beta, C[index + 3], w)
     store_global_v4(C, index, x, y, z, w)

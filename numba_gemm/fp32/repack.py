@@ -10,7 +10,7 @@ Geometry    32×32 elements a block, 256 threads, 4 elements a thread, staged th
 
 from __future__ import annotations
 
-from numba_gemm.spec import KernelSpec
+from numba_gemm.spec import KernelSpec, make_config
 
 TILE = 32
 PADDED = TILE + 1
@@ -18,13 +18,15 @@ THREADS = 256
 STEP = THREADS // TILE
 
 
-def build(transposed: int):
-    from numba import float32, int64, uint32
+def build(transposed: int, bits: int):
+    from numba import int64, uint16, uint32
 
     from numba_gemm.compile.numba_source import cuda
 
+    element = uint16 if bits == 16 else uint32  # bits are moved, whatever they mean
+
     def repack(S, D, rows, columns, source_row, source_column, target_row, target_column):
-        tile = cuda.shared.array((TILE, PADDED), float32)
+        tile = cuda.shared.array((TILE, PADDED), element)
         tiles_n = (columns + uint32(TILE - 1)) // uint32(TILE)
         first_row = uint32(uint32(cuda.blockIdx.x) // tiles_n * uint32(TILE))
         first_column = uint32(uint32(cuda.blockIdx.x) % tiles_n * uint32(TILE))
@@ -50,16 +52,21 @@ def build(transposed: int):
     return repack
 
 
-SPEC = KernelSpec(
-    name="repack",
-    title="repack",
-    idea="any strides to any strides, coalesced both ways",
-    block_tile=(TILE, TILE, 1),
-    thread_tile=(TILE // STEP, 1),
-    threads=THREADS,
-    loads_per_fma=None,
-    build=build,
-    configs=((("transposed", 0),), (("transposed", 1),)),
-    abi="repack_f32",
-    helpers=(),
-)
+def _spec(bits: int) -> KernelSpec:
+    return KernelSpec(
+        name="repack",
+        title="repack",
+        idea="any strides to any strides, coalesced both ways",
+        block_tile=(TILE, TILE, 1),
+        thread_tile=(TILE // STEP, 1),
+        threads=THREADS,
+        loads_per_fma=None,
+        build=build,
+        configs=tuple(make_config(bits=bits, transposed=transposed) for transposed in (0, 1)),
+        abi=f"repack_{bits}",
+        helpers=(),
+    )
+
+
+#: Bytes of an element → the kernel that repacks it; its configs are for a source that is not, or is, transposed.
+SPECS = {2: _spec(16), 4: _spec(32)}

@@ -62,6 +62,7 @@ def tensorcore_bound(
     alpha: float = 1.0,
     beta: float = 0.0,
     product: Float64Array | None = None,
+    k_per_split: int = 0,
 ) -> Float64Array:
     """The largest error that each element of alpha · a @ b + beta · c may have, from the tensor core's arithmetic.
 
@@ -74,6 +75,7 @@ def tensorcore_bound(
     c : (M, N) array, needed if ``beta`` isn't 0.
     alpha, beta : taken as FP32.
     product : a @ b in float64, if it is at hand.
+    k_per_split : depth of one part of split-K, whose sums start from zero and are then added in FP32; 0 for one part.
 
     Returns
     -------
@@ -102,13 +104,17 @@ def tensorcore_bound(
     least = _SMALLEST_NORMAL[names.pop()]
     k = a.shape[1]
     steps = -(-k // k_per_sum)
-    later = steps - np.arange(k) // k_per_sum
+    depth = k_per_split or max(k, 1)
+    parts = -(-k // depth)
+    later = -(-min(depth, k) // k_per_sum) - np.arange(k) % depth // k_per_sum
     a_size, b_size = _raised(a64, least), _raised(b64, least)
 
     cut = k_per_sum * 2.0**-fraction_bits
     error: Float64Array = (cut + 2.0**-23) * ((a_size * later) @ b_size)
     # k · 2^-F · 2^-126 underflows nothing in float64
-    error += steps * (cut * 2.0**-126 + 2.0**-149)
+    error += (steps + parts - 1) * (cut * 2.0**-126 + 2.0**-149)
+    if parts > 1:  # parts - 1 additions, whose roundings concern no more than all products together
+        error += (parts - 1) * (_FP32_ROUNDOFF * (a_size @ b_size + error) + _FP32_HALF_SUBNORMAL)
     overflows = a_size @ b_size >= _FP32_LARGEST
 
     value = a64 @ b64 if product is None else product
@@ -118,12 +124,17 @@ def tensorcore_bound(
     if beta != 0 and c is not None:
         value = value + beta * c.astype(np.float64)
         error += _FP32_ROUNDOFF * (np.abs(value) + error) + _FP32_HALF_SUBNORMAL
-    overflows |= np.abs(value) + error >= _FP32_LARGEST
+    return np.where(overflows, np.inf, output_bound(value, error, output_dtype))
+
+
+def output_bound(value: Float64Array, error: Float64Array, output_dtype: str) -> Float64Array:
+    """The error bound of FP32 results once they are rounded to their type; infinite where they may overflow it."""
+    limit = _FP32_LARGEST
+    rounded = error
     if output_dtype != "float32":
         roundoff, half_subnormal, limit = _OUTPUT[output_dtype]
-        overflows |= np.abs(value) + error >= limit
-        error += roundoff * (np.abs(value) + error) + half_subnormal
-    return np.where(overflows, np.inf, error)
+        rounded = error + roundoff * (np.abs(value) + error) + half_subnormal
+    return np.where(np.abs(value) + error >= limit, np.inf, rounded)
 
 
 def _raised(values: Float64Array, least: float) -> Float64Array:

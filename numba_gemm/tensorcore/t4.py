@@ -13,20 +13,17 @@ import operator
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from numba_gemm.errors import KernelConstraintError
 from numba_gemm.tensorcore.source import ptx_path
+from numba_gemm.tensorcore.t4_operand import PANEL, Copy, Operand
 
 Element = Literal["f16", "bf16"]
 OutputElement = Literal["f16", "bf16", "f32"]
 Layout = Literal["row", "column"]
 
-#: Bytes of one 16-byte piece, the unit of copies and of the swizzle, and the 16-bit elements in it.
-PIECE_BYTES, PIECE = 16, 8
-#: A tile whose k isn't contiguous lies in shared memory as panels of 64 columns, 128 bytes a row.
-PANEL = 64
 #: Dimensions up to here keep every index of the kernel below 2³¹.
 MAX_DIMENSION = 2**31 - 4096
 #: Registers for addresses and counters beside accumulators and fragments.
@@ -46,17 +43,6 @@ ABI_REDUCE = struct.Struct("<2Q2Iq2fI")
 REDUCE_LANES, REDUCE_SLICES = 32, 8
 
 
-class Copy(NamedTuple):
-    """One ``cp.async`` of a thread: where in the stage, how far from the pointer, what its guard compares with."""
-
-    operand: str
-    shared_offset: int
-    global_offset: int
-    guard_row: int
-    guard_column: int
-    advance: Literal["", "step", "rewind"]
-
-
 class Event(NamedTuple):
     """One entry of the schedule: an ``mma`` (m, n), an ``ldmatrix`` (operand, tile) or a ``copy``."""
 
@@ -65,92 +51,6 @@ class Event(NamedTuple):
     n: int = 0
     operand: str = ""
     copy: Copy | None = None
-
-
-@dataclass(frozen=True)
-class Operand:
-    """How one of A and B is copied into a stage and read from it.
-
-    ``extent`` is its side along M or N, ``k_contiguous`` whether neighbours in k are neighbours in memory.
-    """
-
-    name: str
-    k_contiguous: bool
-    aligned: bool
-    extent: int
-    warp_extent: int
-    block_k: int
-    threads: int
-    stage_offset: int
-
-    @property
-    def matrix(self) -> str:
-        return self.name.upper()
-
-    @property
-    def side(self) -> str:
-        """The dimension that is not K."""
-        return "M" if self.name == "a" else "N"
-
-    @property
-    def bytes(self) -> int:
-        return self.extent * self.block_k * 2
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row in shared memory: block_k elements, or one row of a panel."""
-        return 2 * self.block_k if self.k_contiguous else 2 * PANEL
-
-    @property
-    def pieces_per_row(self) -> int:
-        return self.row_bytes // PIECE_BYTES
-
-    @property
-    def rows_per_copy(self) -> int:
-        """Rows of shared memory that all threads together fill with one copy each."""
-        return self.threads // self.pieces_per_row
-
-    @property
-    def copies(self) -> list[Copy]:
-        """The copies of one thread for one stage, in the order that its pointer walks."""
-        rows = self.rows_per_copy
-        found = []
-        if self.k_contiguous:
-            count = self.extent // rows
-            for i in range(count):
-                advance: Literal["step", "rewind"] = "rewind" if i == count - 1 else "step"
-                found.append(Copy(self.name, i * rows * self.row_bytes, 0, i * rows, 0, advance))
-            return found
-        panels, groups = self.extent // PANEL, self.block_k // rows
-        for group in range(groups):
-            for panel in range(panels):
-                offset = (panel * self.block_k + group * rows) * self.row_bytes
-                last: Literal["", "step"] = "step" if panel == panels - 1 else ""
-                found.append(
-                    Copy(self.name, offset, panel * 2 * PANEL, group * rows, panel * PANEL, last),
-                )
-        return found
-
-    @property
-    def read_bases(self) -> int:
-        """Addresses that ``ldmatrix`` needs: one per 16-step of k, or one per 16 columns within a panel."""
-        return self.block_k // 16 if self.k_contiguous else min(4, self.warp_extent // 16)
-
-    @property
-    def bases_by_xor(self) -> bool:
-        """Whether base j is base 0 with 32·j flipped in: no carry out of the swizzled bits."""
-        return self.k_contiguous or self.warp_extent in (16, 32) or self.warp_extent % PANEL == 0
-
-    def fragment_address(self, tile: int, step: int) -> tuple[int, int]:
-        """(base, byte offset) of the 16×16 block ``tile`` of the warp's side at 16-step ``step`` of k."""
-        if self.k_contiguous:
-            return step, tile * 16 * self.row_bytes
-        return tile % 4, (tile // 4) * self.block_k * self.row_bytes + step * 16 * self.row_bytes
-
-    @property
-    def transposed(self) -> bool:
-        """Whether ``ldmatrix`` needs ``.trans``: the fragments hold pairs along k."""
-        return not self.k_contiguous
 
 
 @dataclass(frozen=True)
@@ -167,6 +67,8 @@ class T4Parameters:
     a_layout, b_layout : ``"row"``: M×K or K×N with contiguous rows; ``"column"``: contiguous columns.
     aligned_a, aligned_b : pointer and rows (columns) on 16 bytes; otherwise elements are loaded one by one.
     split_k : write FP32 partial sums of ``k_per_split`` of K to the workspace.
+    blocks : launch at most this many blocks (of each split), which then take tiles in turn, so that the first copies
+        of one tile run while another is computed and stored; 0: a block for each tile. See :meth:`resident_blocks`.
 
     Raises
     ------
@@ -187,6 +89,7 @@ class T4Parameters:
     aligned_a: bool = True
     aligned_b: bool = True
     split_k: bool = False
+    blocks: int = 0
 
     def __post_init__(self) -> None:
         for holds, constraint in self._constraints():
@@ -200,6 +103,7 @@ class T4Parameters:
             yield getattr(self, name) in ("row", "column"), f"{name} is neither 'row' nor 'column'"
         yield self.block_k in (32, 64), f"block_k = {self.block_k} is neither 32 nor 64"
         yield 2 <= self.stages <= 8, f"stages = {self.stages} is not in 2 … 8"
+        yield self.blocks >= 0, f"blocks = {self.blocks} is negative"
         yield self.group_m >= 1, f"group_m = {self.group_m} is below 1"
         for side in ("m", "n"):
             block, warp = getattr(self, f"block_{side}"), getattr(self, f"warp_{side}")
@@ -218,6 +122,8 @@ class T4Parameters:
             need <= 255,
             f"{self.warp_m}x{self.warp_n} warp tiles need {need} registers a thread, and there are 255",
         )
+        strips = self.threads // 32 * 16 * self.epilogue_columns * 4
+        yield strips <= self.stage_bytes, f"the epilogue's {strips} bytes exceed a stage of {self.stage_bytes}"
         largest = max(SHARED_LIMIT.values())
         yield (
             self.dynamic_shared_bytes <= largest,
@@ -231,6 +137,7 @@ class T4Parameters:
         """For instance ``"128x256x32 64x64 s4 f16 row/row"``."""
         flags = "" if self.aligned_a and self.aligned_b else f" aligned {self.aligned_a:d}{self.aligned_b:d}"
         flags += " split-k" if self.split_k else ""
+        flags += f" {self.blocks} blocks" if self.blocks else ""
         return (
             f"{self.block_m}x{self.block_n}x{self.block_k} {self.warp_m}x{self.warp_n} s{self.stages} g{self.group_m} "
             f"{self.dtype}->{self.c_dtype} {self.a_layout}/{self.b_layout}{flags}"
@@ -301,25 +208,36 @@ class T4Parameters:
 
     @property
     def epilogue_columns(self) -> int:
-        """Columns of the 16-row strips in which a warp's accumulators pass through shared memory."""
-        return 64 if self.warp_n % 64 == 0 else 32
+        """Columns of the 16-row strips in which a warp's accumulators pass through the last stage of the ring."""
+        wide = self.warp_n % 64 == 0 and self.threads // 32 * 16 * 64 * 4 <= self.stage_bytes
+        return 64 if wide else 32
 
     @property
-    def epilogue_bytes(self) -> int:
-        """Two strips of FP32 for each warp."""
-        return self.threads // 32 * 2 * 16 * self.epilogue_columns * 4
+    def epilogue_strips(self) -> int:
+        """Strips of FP32 for each warp: two take turns if the stage has room, else one."""
+        return 2 if self.threads // 32 * 2 * 16 * self.epilogue_columns * 4 <= self.stage_bytes else 1
 
     @property
     def dynamic_shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: the ring, which the epilogue uses again."""
-        return max(self.stages * self.stage_bytes, self.epilogue_bytes)
+        """Dynamic shared memory of a block: the ring, whose last stage the epilogue uses too."""
+        return self.stages * self.stage_bytes
 
     def fits(self, compute_capability: tuple[int, int]) -> bool:
         """Whether a GPU of this compute capability has the shared memory."""
         return self.dynamic_shared_bytes <= SHARED_LIMIT.get(compute_capability, SMALLEST_SHARED_LIMIT)
 
+    def blocks_per_sm(self, compute_capability: tuple[int, int]) -> int:
+        """Blocks that an SM holds at a time, by shared memory (1 KB of it is the system's) and by registers."""
+        limit = SHARED_LIMIT.get(compute_capability, SMALLEST_SHARED_LIMIT)
+        registers = -(-(self.accumulators + self.fragment_registers + 60) // 8) * 8
+        return max(1, min((limit + 1024) // (self.dynamic_shared_bytes + 1024), 65536 // (self.threads * registers)))
+
+    def resident_blocks(self, sm_count: int, compute_capability: tuple[int, int], splits: int = 1) -> int:
+        """What ``blocks`` should be: as many as the GPU holds at a time."""
+        return max(1, sm_count * self.blocks_per_sm(compute_capability) // splits)
+
     def grid(self, m: int, n: int, splits: int = 1) -> tuple[int, int, int]:
-        """Blocks: the tiles of C in x, the splits of K in y.
+        """Blocks: for the tiles of C in x, for the splits of K in y.
 
         Raises
         ------
@@ -329,13 +247,23 @@ class T4Parameters:
             raise KernelConstraintError(f"t4: M = {m} and N = {n} must lie in 1 … {MAX_DIMENSION}")
         if not 1 <= splits <= 65535 or (splits > 1 and not self.split_k):
             raise KernelConstraintError(f"t4: {splits} splits; this form takes {'65535' if self.split_k else 'one'}")
-        tiles = -(-m // self.block_m) * -(-n // self.block_n)
-        if tiles >= 2**31:
+        tiles = self.tiles(m, n)
+        if tiles + self.blocks >= 2**31:
             raise KernelConstraintError(f"t4: {m}x{n} has {tiles} tiles, and a grid has at most {2**31 - 1} blocks")
-        return tiles, splits, 1
+        return min(tiles, self.blocks or tiles), splits, 1
+
+    def tiles(self, m: int, n: int) -> int:
+        """Tiles of C."""
+        return -(-m // self.block_m) * -(-n // self.block_n)
 
     def k_per_split(self, k: int, splits: int) -> int:
-        """Depth of one split: whole k-blocks, the same for all but the last."""
+        """Depth of one split: whole k-blocks, the same for all but the last.
+
+        Raises
+        ------
+        KernelConstraintError : for a K whose indices don't fit.
+        """
+        check_depth(k)
         per_split = -(-k // splits)
         return -(-per_split // self.block_k) * self.block_k
 
@@ -358,28 +286,26 @@ class T4Parameters:
         return parts[1:] + parts[:1]
 
     def schedule(self, step: int) -> list[Event]:
-        """What one 16-step issues, in order: MMAs row by row, back and forth, with loads and copies between them."""
+        """What one 16-step issues, in order: MMAs column by column, back and forth, with loads and copies between them.
+
+        The loads of the next step's fragments are spread over the first half. The copies come behind them: before each
+        copy that follows a load the assembler puts three empty instructions.
+        """
         mmas = [
-            Event("mma", m, n if m % 2 == 0 else self.tiles_n - 1 - n)
-            for m in range(self.tiles_m)
+            Event("mma", m if n % 2 == 0 else self.tiles_m - 1 - m, n)
             for n in range(self.tiles_n)
+            for m in range(self.tiles_m)
         ]
         loads = [Event("ldmatrix", m=i, operand="a") for i in range(self.tiles_m)]
         loads[1:1] = [Event("ldmatrix", n=i, operand="b") for i in range(self.tiles_n // 2)]
         copies = [Event("copy", operand=copy.operand, copy=copy) for copy in self.copy_plan()[step]]
-        # Loads spread over the first half of the step, so that their data is there when it ends. The copies stand
-        # together, behind the loads: ptxas puts a fixed cost before each group of them.
-        room = max(1, len(mmas) // 2)
-        events: list[Event] = []
-        placed = 0
-        for i, mma in enumerate(mmas):
-            while placed < len(loads) and placed * room <= i * len(loads):
-                events.append(loads[placed])
-                placed += 1
-            if i == room:
-                events += copies
-            events.append(mma)
-        return events
+        count = len(mmas)
+        before: list[list[Event]] = [[] for _ in mmas]
+        for i, load in enumerate(loads):
+            before[count * i // (2 * len(loads))].append(load)
+        for i, start in enumerate(copies):
+            before[min(count - 1, int(count * (0.55 + 0.4 * i / max(1, len(copies) - 1))))].append(start)
+        return [event for i, mma in enumerate(mmas) for event in (*before[i], mma)]
 
     def render(self) -> str:
         """The PTX text of this form."""
@@ -418,7 +344,7 @@ def _tidy(text: str) -> str:
 @functools.lru_cache(maxsize=64)
 def render(parameters: T4Parameters) -> str:
     """The PTX text of one form of t4; its entry is ``t4``."""
-    a, b = parameters.operands
+    a, b = parameters.operands  # the number of blocks doesn't appear in the text
     text = _templates().get_template("t4.ptx.j2").render(p=parameters, a=a, b=b, plan=parameters.copy_plan())
     return _tidy(text)
 
@@ -438,24 +364,109 @@ def reduce_grid(m: int, n: int) -> tuple[int, int, int]:
     return -(-m * -(-n // 4) // REDUCE_LANES), 1, 1
 
 
-def _forms() -> tuple[dict[str, int], ...]:
+def check_depth(k: int) -> None:
+    """Raise KernelConstraintError if K is so deep that indices along it don't fit."""
+    if not 0 <= k <= MAX_DIMENSION:
+        raise KernelConstraintError(f"t4: K = {k} must lie in 0 … {MAX_DIMENSION}")
+
+
+class Form(NamedTuple):
+    """A tile shape that is shipped, and the tensor-pipe cycles that it takes for an ``mma`` (6.03 is the least)."""
+
+    shape: dict[str, int]
+    cycles: float
+
+
+def _forms() -> tuple[Form, ...]:
     names = ("block_m", "block_n", "block_k", "warp_m", "warp_n", "stages", "group_m")
     rows = (
-        (128, 256, 64, 64, 64, 3, 8),
-        (128, 256, 32, 64, 64, 4, 8),
-        (128, 256, 32, 64, 64, 3, 8),
-        (256, 128, 64, 64, 64, 3, 8),
-        (256, 128, 32, 64, 64, 4, 8),
-        (256, 128, 32, 64, 64, 3, 8),
-        (128, 128, 32, 64, 64, 4, 8),
-        (128, 128, 32, 64, 64, 3, 8),
-        (128, 128, 64, 64, 64, 3, 8),
-        (128, 64, 64, 64, 32, 3, 8),
-        (64, 128, 64, 32, 64, 3, 8),
-        (64, 64, 64, 32, 32, 4, 8),
+        ((128, 256, 64, 64, 64, 4, 8), 6.49),
+        ((256, 128, 64, 64, 64, 4, 8), 6.51),
+        ((128, 256, 64, 64, 64, 3, 8), 6.53),
+        ((128, 128, 32, 64, 64, 4, 8), 6.9),
+        ((128, 64, 64, 64, 32, 4, 8), 9.0),
+        ((64, 128, 64, 32, 64, 4, 8), 9.0),
+        ((64, 64, 64, 32, 32, 4, 8), 12.0),
     )
-    return tuple(dict(zip(names, row, strict=True)) for row in rows)
+    return tuple(Form(dict(zip(names, row, strict=True)), cycles) for row, cycles in rows)
 
 
-#: Tile shapes worth trying, large tiles first; keyword arguments of :class:`T4Parameters`.
-FORMS = _forms()
+#: Tile shapes in the order of their speed on large products (measured on an H200: 4096 cubed, BF16, row-major).
+RATED_FORMS = _forms()
+#: The same, as keyword arguments of :class:`T4Parameters`.
+FORMS = tuple(form.shape for form in RATED_FORMS)
+
+#: Of the cost model, in SM clock cycles: the start and the end of a tile, a launch, and bytes that an SM moves in one.
+TILE_CYCLES, LAUNCH_CYCLES, BYTES_PER_CYCLE = 4500, 5000, 16
+#: A split is no shallower than this.
+SHALLOWEST_SPLIT = 256
+
+
+def choose_form(
+    m: int,
+    n: int,
+    k: int,
+    sm_count: int,
+    *,
+    compute_capability: tuple[int, int] | None = None,
+    **parameters: Any,
+) -> tuple[T4Parameters, int]:
+    """The form for a product on a GPU, and the number of splits of K, by a cost model.
+
+    The busiest SM decides: it computes ``ceil(tiles · splits / sm_count)`` tiles, each in the form's cycles an ``mma``
+    and a fixed cost. With fewer than 8 warps on it an SM is slower. K is split if that shortens the whole although the
+    partial sums are written, read and added.
+
+    Parameters
+    ----------
+    compute_capability : of the GPU. Not known: only forms whose shared memory any GPU has, and a block for each tile.
+    parameters : fields of :class:`T4Parameters` other than the shape: types, layouts, alignment.
+
+    Raises
+    ------
+    KernelConstraintError : for dimensions that no form takes.
+    """
+    check_depth(k)
+    best: tuple[float, T4Parameters, int] | None = None
+    for shape, cycles in RATED_FORMS:
+        values: dict[str, Any] = {**shape, **parameters}
+        plain = T4Parameters(**values)
+        if not plain.fits(compute_capability or (0, 0)):
+            continue
+        for splits in _split_counts(plain, m, n, k, sm_count):
+            form = replace(plain, split_k=splits > 1)
+            cost = _cost(form, cycles, m, n, k, splits, sm_count)
+            if best is None or cost < best[0]:
+                best = cost, form, splits
+    assert best is not None  # the smallest form fits everywhere
+    _, form, splits = best
+    if compute_capability is None:
+        return form, splits
+    return replace(form, blocks=form.resident_blocks(sm_count, compute_capability, splits)), splits
+
+
+def _split_counts(form: T4Parameters, m: int, n: int, k: int, sm_count: int) -> set[int]:
+    """Numbers of splits worth a look: none, and those that give each SM one tile or two."""
+    tiles = form.tiles(m, n)
+    counts = {1}
+    for blocks in (sm_count, 2 * sm_count):
+        splits = min(blocks // tiles, k // SHALLOWEST_SPLIT)
+        if splits > 1:
+            # whole turns of the main loop, and then no split that is empty
+            turn = form.block_k * form.stages
+            counts.add(-(-k // (-(-k // (splits * turn)) * turn)))
+    return counts
+
+
+def _cost(form: T4Parameters, cycles: float, m: int, n: int, k: int, splits: int, sm_count: int) -> float:
+    """Estimated SM clock cycles."""
+    work = form.tiles(m, n) * splits
+    per_sm = -(-work // sm_count)
+    warps = min(8, form.threads // 32 * per_sm)
+    speed = {2: 0.45, 4: 0.8, 8: 1.0}[warps] if warps in (2, 4) else 1.0
+    depth = form.k_per_split(k, splits) if splits > 1 else k
+    mma = form.block_m * form.block_n * depth / (16 * 8 * 16) / 4
+    cost = per_sm * (mma * cycles / speed + TILE_CYCLES * form.block_m * form.block_n / (128 * 256)) + LAUNCH_CYCLES
+    if splits > 1:
+        cost += LAUNCH_CYCLES + 2 * form.workspace_bytes(m, n, splits) / (sm_count * BYTES_PER_CYCLE)
+    return cost

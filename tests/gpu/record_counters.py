@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from numba_gemm import ncu  # noqa: E402
 from numba_gemm.benchmark.record import environment  # noqa: E402
-from numba_gemm.catalog import LADDER  # noqa: E402
+from numba_gemm.catalog import LADDER, kernels_for  # noqa: E402
 from numba_gemm.profile import Job, Profile, profile_emulated  # noqa: E402
 
 ARCH = (9, 0)
@@ -121,7 +121,7 @@ def jobs() -> list[Job]:
     return [
         Job(spec.name, m, n, k, config)
         for m, n, k in SHAPES
-        for spec in LADDER.values()
+        for spec in map(LADDER.__getitem__, kernels_for("float32"))
         for config in spec.configs
         if spec.unmet(Job(spec.name, m, n, k).problem(), config) is None
     ]

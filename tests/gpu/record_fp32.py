@@ -31,7 +31,7 @@ from fp32_inputs import SEED, bits_of, canonical, cases, digest, draw  # noqa: E
 
 from numba_gemm.benchmark.record import environment  # noqa: E402
 from numba_gemm.cases import Case, Matrix  # noqa: E402
-from numba_gemm.catalog import LADDER  # noqa: E402
+from numba_gemm.catalog import kernels_for  # noqa: E402
 from numba_gemm.emulate import multiply_emulated  # noqa: E402
 from numba_gemm.problem import ALIGNMENT, Problem  # noqa: E402
 
@@ -151,14 +151,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=Path, help="default: tests/data/h200_fp32.json, or a scratch file if dry")
     parser.add_argument("--dry-run", action="store_true", help="no GPU: the emulator stands in for it")
-    parser.add_argument("--kernel", action="append", choices=LADDER, help="only this kernel (may be repeated)")
+    kernels = kernels_for("float32")
+    parser.add_argument("--kernel", action="append", choices=kernels, help="only this kernel (may be repeated)")
     options = parser.parse_args()
 
     device: Gpu | StandIn = StandIn() if options.dry_run else Gpu()
     print(device.name)
     rows: dict[str, list[dict[str, Any]]] = {}
     failed: list[str] = []
-    for kernel in options.kernel or LADDER:
+    for kernel in options.kernel or kernels:
         start = time.perf_counter()
         rows[kernel] = []
         for case in cases(kernel):

@@ -1,0 +1,208 @@
+"""What the rest of the library knows of the tensor-core kernels: t1 … t4 and the reduction behind split-K."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from typing import Any
+
+from numba_gemm.abi import PARAMETERS
+from numba_gemm.problem import ALIGNMENT, Problem
+from numba_gemm.spec import Addresses, Config, Geometry, KernelLaunch, KernelSpec, LaunchPlan, make_config
+from numba_gemm.tensorcore import t4
+from numba_gemm.tensorcore.source import load_ptx, specialise
+
+HALF_DTYPES = ("float16", "bfloat16")
+_SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
+_LONG = {short: long for long, short in _SHORT.items()}
+
+
+def _lesson_kernel(
+    name: str,
+    title: str,
+    idea: str,
+    block_tile: tuple[int, int, int],
+    thread_tile: tuple[int, int],
+    threads: int,
+) -> KernelSpec:
+    def build(dtype: str) -> str:
+        return specialise(load_ptx(name), dtype)
+
+    return KernelSpec(
+        name=name,
+        title=title,
+        idea=idea,
+        block_tile=block_tile,
+        thread_tile=thread_tile,
+        threads=threads,
+        loads_per_fma=None,
+        build=build,
+        source="ptx",
+        dtypes=HALF_DTYPES,
+        min_arch=(8, 0),
+        configs=tuple(make_config(dtype=dtype) for dtype in HALF_DTYPES),
+        abi="gemm_16",
+        helpers=("numba_gemm.tensorcore.source",),
+        files=(f"{name}.ptx",),
+        entry_name=name,
+    )
+
+
+T1 = _lesson_kernel(
+    "t1", "direct", "a warp per 16×16 tile, fragments straight from global memory", (16, 16, 16), (4, 2), 32
+)
+T2 = _lesson_kernel(
+    "t2", "shared", "padded shared tiles, ldmatrix, fragments reused from registers", (128, 128, 32), (16, 4), 256
+)
+T3 = _lesson_kernel(
+    "t3", "async", "cp.async into a double buffer: the next tile is in flight", (128, 128, 32), (16, 4), 256
+)
+
+
+# --- t4: one form for each problem
+
+
+def t4_parameters(config: Config) -> t4.T4Parameters:
+    """The parameters that a config of t4 names (its number of splits is not one of them)."""
+    known = {field.name for field in fields(t4.T4Parameters)}
+    values: dict[str, Any] = {key: value for key, value in config if key in known}
+    for flag in ("aligned_a", "aligned_b", "split_k"):
+        values[flag] = bool(values[flag])
+    for key in ("dtype", "c_dtype"):
+        values[key] = _SHORT[values[key]]
+    return t4.T4Parameters(**values)
+
+
+def t4_config(parameters: t4.T4Parameters, splits: int = 1) -> Config:
+    """The config of t4 with these parameters; ``splits`` is in it only if K is split."""
+    values = {key: int(value) if isinstance(value, bool) else value for key, value in asdict(parameters).items()}
+    for key in ("dtype", "c_dtype"):
+        values[key] = _LONG[str(values[key])]
+    return make_config(**values, **({"splits": splits} if parameters.split_k else {}))
+
+
+def _t4_text_config(config: Config) -> Config:
+    """What decides the text of the kernel: the numbers of splits and of blocks are only its launch's."""
+    return tuple(item for item in config if item[0] not in ("splits", "blocks"))
+
+
+def _t4_build(**values: int | str) -> str:
+    return t4_parameters(make_config(**values)).render()
+
+
+def _t4_geometry(config: Config) -> Geometry:
+    p = t4_parameters(config)
+    return Geometry((p.block_m, p.block_n, p.block_k), p.threads, p.dynamic_shared_bytes)
+
+
+def _t4_select(problem: Problem, sm_count: int, arch: tuple[int, int]) -> Config:
+    width = ALIGNMENT // 2
+    parameters, splits = t4.choose_form(
+        problem.m,
+        problem.n,
+        problem.k,
+        sm_count,
+        compute_capability=arch,
+        dtype=_SHORT[problem.dtype],
+        c_dtype=_SHORT[problem.c_dtype],
+        a_layout=problem.a_layout,
+        b_layout=problem.b_layout,
+        aligned_a=problem.misaligned("A", width) is None,
+        aligned_b=problem.misaligned("B", width) is None,
+    )
+    return t4_config(parameters, splits)
+
+
+def _t4_plan(spec: KernelSpec, problem: Problem, config: Config) -> LaunchPlan:
+    p, parameters = problem, t4_parameters(config)
+    splits = int(dict(config).get("splits", 1))
+    form = _t4_text_config(config)
+    grid = parameters.grid(p.m, p.n, splits)
+    scalars = (p.m, p.n, p.k, p.lda, p.ldb, p.ldc, p.alpha, p.beta)
+    if not parameters.split_k:
+
+        def values(at: Addresses) -> tuple[Any, ...]:
+            return (at.a, at.b, at.c, *scalars)
+
+        return LaunchPlan((KernelLaunch(spec, form, grid, PARAMETERS["t4"], values),))
+
+    per_split = parameters.k_per_split(p.k, splits)
+
+    def part_values(at: Addresses) -> tuple[Any, ...]:
+        return (at.a, at.b, at.c, *scalars, at.workspace, per_split)
+
+    def reduce_values(at: Addresses) -> tuple[Any, ...]:
+        return (at.workspace, at.c, p.m, p.n, p.ldc, p.alpha, p.beta, splits)
+
+    return LaunchPlan(
+        (
+            KernelLaunch(spec, form, grid, PARAMETERS["t4_split_k"], part_values),
+            KernelLaunch(
+                REDUCE,
+                make_config(dtype=p.c_dtype),
+                t4.reduce_grid(p.m, p.n),
+                PARAMETERS["splitk_reduce"],
+                reduce_values,
+            ),
+        ),
+        t4.T4Parameters.workspace_bytes(p.m, p.n, splits),
+        per_split,
+    )
+
+
+def _reduce_build(dtype: str) -> str:
+    return t4.render_reduce(_SHORT[dtype])  # type: ignore[arg-type]
+
+
+REDUCE = KernelSpec(
+    name="splitk_reduce",
+    title="reduce",
+    idea="adds the partial products of split-K in a fixed order",
+    block_tile=(1, 4 * t4.REDUCE_LANES, 1),
+    thread_tile=(1, 4),
+    threads=t4.REDUCE_LANES * t4.REDUCE_SLICES,
+    loads_per_fma=None,
+    build=_reduce_build,
+    source="ptx",
+    dtypes=("float32", *HALF_DTYPES),
+    min_arch=(8, 0),
+    configs=tuple(make_config(dtype=dtype) for dtype in _LONG.values()),
+    abi="splitk_reduce",
+    helpers=("numba_gemm.tensorcore.t4",),
+    files=("splitk_reduce.ptx.j2",),
+    entry_name="splitk_reduce",
+)
+
+
+def _t4_forms() -> list[Config]:
+    """The forms of the tile shapes that are shipped, for packed row-major matrices."""
+    shapes: list[dict[str, Any]] = list(t4.FORMS)
+    return [
+        t4_config(t4.T4Parameters(dtype=element, c_dtype=element, **shape))
+        for element in ("f16", "bf16")
+        for shape in shapes
+    ]
+
+
+_T4_CONFIGS = tuple(_t4_forms())
+
+T4 = KernelSpec(
+    name="t4",
+    title="pipelined",
+    idea="a ring of stages, XOR swizzle, fragments double-buffered, split-K",
+    block_tile=_t4_geometry(_T4_CONFIGS[0]).block_tile,
+    thread_tile=(16, 8),
+    threads=_t4_geometry(_T4_CONFIGS[0]).threads,
+    loads_per_fma=None,
+    build=_t4_build,
+    source="ptx",
+    dtypes=HALF_DTYPES,
+    min_arch=(8, 0),
+    configs=_T4_CONFIGS,
+    abi="t4",
+    helpers=("numba_gemm.tensorcore.t4", "numba_gemm.tensorcore.t4_operand"),
+    files=("t4.ptx.j2", "t4_macros.ptx.j2", "t4_epilogue.ptx.j2"),
+    entry_name="t4",
+    geometry_of=_t4_geometry,
+    select=_t4_select,
+    plan_of=_t4_plan,
+)

@@ -1,0 +1,199 @@
+"""The products on which the tensor-core kernels of a GPU and of the emulator are compared bit for bit.
+
+Every input comes from the raw 64-bit output of NumPy's PCG64, whose stream is fixed, by integer operations alone, so
+that the hash of a GPU's output can be checked long after, under any NumPy version. A product is placed in memory here,
+column-major factors too, and the form of the kernel is chosen here, as an H200 would: so both run the same text on the
+same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from numba_gemm.cases import numpy_dtype
+from numba_gemm.catalog import get_spec
+from numba_gemm.choose import choose
+from numba_gemm.emulate import run_form
+from numba_gemm.emulator.machine import Machine
+from numba_gemm.problem import ALIGNMENT, Problem
+from numba_gemm.spec import Addresses, Config, KernelSpec, describe_config
+
+SEED = 21
+ARCH, SM_COUNT = (9, 0), 132  # an H200
+
+#: Exponent bias and mantissa bits.
+FORMATS = {"float16": (15, 10), "bfloat16": (127, 7), "float32": (127, 23)}
+
+#: Exponents that a kind of input draws from; those below the lowest of a type make subnormal numbers.
+EXPONENTS = {
+    "random": np.array([1, 0, 0, 0, -1, -1, -1, -1, -2, -2, -3, -3, -4, -5, -6, -8]),
+    "wide": np.arange(-14, 9),
+    "subnormal": np.array([0, -6, -10, -12, -13, -14, -14, -15, -15, -15, -126, -127]),
+    "special": np.array([1, 0, 0, -1, -1, -2, -3, -5]),
+}
+
+TYPES = [("float16", "float16"), ("float16", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")]
+
+
+@dataclass(frozen=True)
+class HalfCase:
+    """C = alpha · A @ B + beta · C; ``gap`` elements between rows or columns, ``offset`` elements before the first."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "float16"
+    c_dtype: str = "float16"
+    inputs: str = "random"
+    alpha: float = 1.0
+    beta: float = 0.0
+    layouts: str = "row/row"
+    gap: int = 0
+    offset: int = 0
+    form: str = ""  # the tile of a form to force
+
+    def __str__(self) -> str:
+        parts = [f"{self.m}×{self.n}×{self.k} {self.dtype}→{self.c_dtype} {self.inputs} {self.layouts}"]
+        parts += [f"gap={self.gap} offset={self.offset}"] if self.gap or self.offset else []
+        parts += [f"alpha={self.alpha:g} beta={self.beta:g}"] if (self.alpha, self.beta) != (1.0, 0.0) else []
+        return " ".join([*parts, self.form]).strip()
+
+
+def cases(kernel: str) -> Iterator[HalfCase]:
+    """The products for one kernel."""
+    for dtype, c_dtype in TYPES:
+        base = HalfCase(1, 1, 1, dtype, c_dtype)
+        scaled = {"alpha": 0.75, "beta": -1.25}
+        yield base
+        yield replace(base, m=33, n=40, k=1)
+        yield replace(base, m=17, n=19, k=23)
+        yield replace(base, m=129, n=136, k=72)
+        yield replace(base, m=131, n=133, k=53, gap=3, offset=1, **scaled)
+        yield replace(base, m=72, n=64, k=40, gap=8, **scaled)
+        yield replace(base, m=66, n=130, k=64, inputs="wide", alpha=-3.0)
+        yield replace(base, m=40, n=48, k=39, inputs="subnormal", beta=0.5)
+        yield replace(base, m=48, n=40, k=32, inputs="special")
+        if kernel != "t4":
+            continue
+        yield replace(base, m=64, n=72, k=2048)  # these split K
+        yield replace(base, m=33, n=35, k=1301, **scaled)
+        if (dtype == "float16") == (c_dtype == "float16"):
+            for layouts in ("column/row", "row/column", "column/column"):
+                yield replace(base, m=136, n=72, k=88, layouts=layouts)
+                yield replace(base, m=67, n=70, k=45, layouts=layouts, gap=1, **scaled)
+        if dtype == c_dtype:
+            for tile in dict.fromkeys(tile_of(get_spec("t4"), config) for config in get_spec("t4").configs):
+                block_m, block_n, block_k = map(int, tile.split("x"))
+                yield replace(base, m=block_m + 5, n=block_n + 8, k=3 * block_k + 24, form=tile)
+
+
+def tile_of(spec: KernelSpec, config: Config) -> str:
+    return "x".join(map(str, spec.geometry(config).block_tile))
+
+
+class Image(NamedTuple):
+    """A matrix as it lies in memory: every element round it is a NaN, so that a read past an edge shows."""
+
+    flat: NDArray[Any]
+    view: NDArray[Any]
+    offset: int
+    leading: int
+    layout: str
+
+
+def place(case: HalfCase, which: int, *, poison: bool = False) -> Image:
+    """A, B or C (0, 1, 2) of a case in memory; ``poison`` leaves NaNs in place of the values."""
+    shape = ((case.m, case.k), (case.k, case.n), (case.m, case.n))[which]
+    layout = (*case.layouts.split("/"), "row")[which]
+    values = fill(case, which, shape)
+    lines, length = shape if layout == "row" else shape[::-1]
+    leading = length + case.gap
+    flat = np.full(case.offset + (lines - 1) * leading + length, np.nan, values.dtype)
+    item = values.itemsize
+    stored = np.lib.stride_tricks.as_strided(flat[case.offset :], (lines, length), (leading * item, item))
+    view = stored if layout == "row" else stored.T
+    if not poison:
+        view[...] = values
+    return Image(flat, view, case.offset, leading, layout)
+
+
+def fill(case: HalfCase, which: int, shape: tuple[int, int]) -> NDArray[Any]:
+    rows, columns = shape
+    dtype = case.c_dtype if which == 2 else case.dtype
+    bias, mantissa = FORMATS[dtype]
+    source = np.random.PCG64([SEED, case.m, case.n, case.k, which])
+    words: NDArray[np.uint64] = source.random_raw(rows * columns).reshape(shape)
+    exponents = EXPONENTS[case.inputs]
+    chosen = exponents[((words >> np.uint64(40)) % np.uint64(exponents.size)).astype(np.int64)]
+    encoded = np.clip(chosen + bias, 0, 2 * bias).astype(np.uint64)
+    exponent_bits = 5 if dtype == "float16" else 8
+    bits = (words >> np.uint64(63)) << np.uint64(mantissa + exponent_bits)
+    bits = bits | encoded << np.uint64(mantissa) | words & np.uint64((1 << mantissa) - 1)
+    if case.inputs == "special":  # few, so that a row and a column meet none, one or two of them
+        top = ((1 << exponent_bits) - 1) << mantissa
+        sign = 1 << (mantissa + exponent_bits)
+        specials = np.array(
+            [top, sign | top, top | 1 << (mantissa - 1), sign | top | 1, 0, sign, top - 1, 1], np.uint64
+        )
+        odd = (words >> np.uint64(24)) & np.uint64(0xFF) < np.uint64(3)
+        bits = np.where(odd, specials[((words >> np.uint64(48)) % np.uint64(specials.size)).astype(np.int64)], bits)
+    unsigned = f"u{numpy_dtype(dtype).itemsize}"
+    return bits.astype(unsigned).view(numpy_dtype(dtype))
+
+
+def plan(kernel: str, case: HalfCase) -> tuple[Problem, KernelSpec, Config, list[Image]]:
+    """The product as it lies in memory, and the form that an H200 runs."""
+    images = [place(case, 0), place(case, 1), place(case, 2, poison=case.beta == 0)]
+    problem = Problem(
+        *(case.m, case.n, case.k, case.dtype),
+        *(image.leading for image in images),
+        *(image.offset * image.flat.itemsize % ALIGNMENT for image in images),
+        *(case.alpha, case.beta, case.c_dtype, images[0].layout, images[1].layout),
+    )
+    spec, config = choose(problem, kernel, arch=ARCH, sm_count=SM_COUNT)
+    if case.form:
+        wanted = [
+            known for known in spec.configs if tile_of(spec, known) == case.form and dict(known)["dtype"] == case.dtype
+        ]
+        config = wanted[0]
+    return problem, spec, config, images
+
+
+def emulate(kernel: str, case: HalfCase) -> tuple[NDArray[Any], str]:
+    """C by the emulator, and the form that ran, in words."""
+    problem, spec, config, images = plan(kernel, case)
+    machine = Machine(f"sm_{ARCH[0]}{ARCH[1]}")
+    addresses = []
+    for image in images:
+        address = machine.alloc(image.flat.nbytes)
+        machine.write(address, image.flat)
+        addresses.append(address + image.offset * image.flat.itemsize)
+    run_form(machine, problem, spec, config, Addresses(*addresses), ARCH)
+    result = images[2]
+    start = addresses[2] - result.offset * result.flat.itemsize
+    result.flat[...] = machine.read(start, result.flat.dtype, result.flat.size)
+    return result.view, describe_config(config)
+
+
+def bits_of(matrix: NDArray[Any]) -> NDArray[Any]:
+    """A matrix's elements as they are in memory, row by row."""
+    return np.ascontiguousarray(matrix).view(f"u{matrix.itemsize}")
+
+
+def canonical(matrix: NDArray[Any]) -> NDArray[Any]:
+    """The same with one bit pattern for every NaN."""
+    bits = bits_of(matrix)
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        nans = np.isnan(matrix)
+    return np.where(nans, bits.dtype.type(-1 % (1 << (8 * bits.itemsize - 1))), bits)
+
+
+def digest(bits: NDArray[Any]) -> str:
+    """SHA-256 of the elements in little-endian order."""
+    return hashlib.sha256(bits.astype(f"<u{bits.itemsize}").tobytes()).hexdigest()
