@@ -9,8 +9,9 @@ from typing import Any
 from numba_gemm.errors import CudaError, NoDeviceError
 
 _REMEDY = (
-    "Use device='auto' or device='cpu' to compute with NumPy on this machine, or run on a machine with an NVIDIA "
-    "GPU of compute capability 7.5 or later and its driver; `numba-gemm info` shows what was found."
+    "Use device='auto' or device='cpu' to compute with NumPy on this machine, device='emulator' to run a GPU kernel on "
+    "the CPU, or a machine with an NVIDIA GPU of compute capability 7.5 or later and its driver; `numba-gemm info` "
+    "shows what was found."
 )
 
 

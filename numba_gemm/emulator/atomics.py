@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .float_ops import FLOATS, Kind
-from .hazards import UninitialisedRead
+from .hazards import OutOfBounds, UninitialisedRead
 from .memory import UINT, WINDOW_MASK
 from .memory_ops import address_of, space_of, split_generic
 from .module import WIDTHS, Instruction, Sink, Vec
@@ -111,7 +111,7 @@ def apply(
         shared.check_write(b, cells, b.sel, address, None, atomic=True)
         return serialise([(shared.view(width, 1), flat >> (width.bit_length() - 1), None)], given, name, kind)
     if space != "global":
-        raise NotImplementedError(f"atomics on {space} memory")
+        b.fail(OutOfBounds, f"atomic on {space} memory; the ISA has them on global and shared", 0, space, address)
     unsigned = address.view(np.uint64)
     if name == "exch":
         pieces = b.memory.pieces(b, unsigned, width)

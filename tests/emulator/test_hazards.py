@@ -409,3 +409,13 @@ def test_a_loop_without_end_meets_the_limit():
 def test_trap():
     with pytest.raises(emulator.Trap):
         emulator.launch(harness.kernel_text("trap;"), 1, 32, [])
+
+
+def test_an_atomic_on_local_memory_is_out_of_bounds():
+    """A generic address can turn out to be local when the kernel runs, and there the ISA has no atomics."""
+    text = harness.kernel_text(
+        ".local .align 4 .b8 own[16]; .reg .b64 %own; .reg .b32 %old;"
+        " mov.u64 %own, own; cvta.local.u64 %own, %own; atom.add.u32 %old, [%own], 1;"
+    )
+    with pytest.raises(emulator.OutOfBounds, match="atomic on local memory"):
+        emulator.launch(text, 1, 32, [])
