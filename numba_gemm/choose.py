@@ -53,7 +53,7 @@ def choose(
             return spec, config
         reasons.append(f"{describe_config(config) or spec.name}: {reason}")
     if problem.dtype not in spec.dtypes:
-        reasons = reasons[:1]
+        reasons = [f"dtype {problem.dtype} is not one of {', '.join(spec.dtypes)}"]
     others = [
         other.name
         for other in LADDER.values()

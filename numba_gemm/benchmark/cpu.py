@@ -20,6 +20,7 @@ from numba_gemm.timing import Timing
 PEER = "numpy"
 _POOL_LENGTH = 2_097_169  # a prime above 2²¹: plenty for a CPU's sizes, and quick to draw
 _BATCH_SECONDS = 0.02  # what is timed at once lasts about this long
+_THREADS_SLEEP = 0.1  # BLAS threads spin for a while after a product, on the cores that the other contender needs
 
 
 @contextlib.contextmanager
@@ -75,7 +76,8 @@ def bench_cpu(
                 if not validation.ok:
                     rows.append(replace(row, error=f"wrong result: {validation.message}"))
                     continue
-                peer, own = time_calls([np.matmul, blocked_matmul], a, b, rounds=rounds)
+                pause = _THREADS_SLEEP if used > 1 else 0.0
+                peer, own = time_calls([np.matmul, blocked_matmul], a, b, rounds=rounds, pause=pause)
                 rows.append(
                     replace(
                         row,
@@ -93,9 +95,12 @@ def bench_cpu(
 
 
 def time_calls(
-    functions: Sequence[Callable[[Matrix, Matrix], Matrix]], a: Matrix, b: Matrix, *, rounds: int
+    functions: Sequence[Callable[[Matrix, Matrix], Matrix]], a: Matrix, b: Matrix, *, rounds: int, pause: float = 0.0
 ) -> list[Timing]:
-    """Wall time of functions of two matrices, interleaved; the ratio is to the first one's time."""
+    """Wall time of functions of two matrices, interleaved; the ratio is to the first one's time.
+
+    ``pause`` seconds pass before each measurement.
+    """
     counts = []
     for function in functions:
         function(a, b)  # compiles, and wakes the threads
@@ -103,6 +108,7 @@ def time_calls(
     times: list[list[float]] = [[] for _ in functions]
     for _ in range(rounds):
         for index, function in enumerate(functions):
+            time.sleep(pause)
             times[index].append(1e6 * _seconds(function, a, b, counts[index]) / counts[index])
     return [
         Timing(
