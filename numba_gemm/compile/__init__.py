@@ -31,10 +31,13 @@ _TOOLS = (
     "numba",
     "numba-cuda",
     "llvmlite",
+    "cuda-bindings",
+    "cuda-toolkit",
     "nvidia-nvvm",
     "nvidia-nvjitlink",
-    "cuda-core",
     "nvidia-cuda-nvcc",
+    "nvidia-cuda-nvcc-cu12",
+    "nvidia-nvjitlink-cu12",
 )
 
 _kernels: dict[str, CompiledKernel] = {}
