@@ -87,13 +87,18 @@ def time_interleaved(contenders: Sequence[Work], *, sets: int, rounds: int = 7) 
     for _ in range(rounds):
         for index, (run, count) in enumerate(runs):
             times[index].append(measure(run) / count)
+    return summarise(times)
+
+
+def summarise(times: Sequence[Sequence[float]]) -> list[Timing]:
+    """What the rounds of interleaved contenders come to: a list of µs for each, the same number for all."""
     return [
         Timing(
             us=statistics.median(own),
             us_min=min(own),
             us_max=max(own),
             ratio=statistics.median(first / mine for first, mine in zip(times[0], own, strict=True)),
-            rounds=rounds,
+            rounds=len(own),
         )
         for own in times
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ from numba_gemm.benchmark.record import Row, usable_cores
 from numba_gemm.benchmark.suites import Shape
 from numba_gemm.catalog import CPU_BASELINE
 from numba_gemm.problem import Problem
-from numba_gemm.timing import Timing
+from numba_gemm.timing import Timing, summarise
 
 PEER = "numpy"
 _POOL_LENGTH = 2_097_169  # a prime above 2²¹: plenty for a CPU's sizes, and quick to draw
@@ -110,16 +109,7 @@ def time_calls(
         for index, function in enumerate(functions):
             time.sleep(pause)
             times[index].append(1e6 * _seconds(function, a, b, counts[index]) / counts[index])
-    return [
-        Timing(
-            us=statistics.median(own),
-            us_min=min(own),
-            us_max=max(own),
-            ratio=statistics.median(first / mine for first, mine in zip(times[0], own, strict=True)),
-            rounds=rounds,
-        )
-        for own in times
-    ]
+    return summarise(times)
 
 
 def _seconds(function: Callable[[Matrix, Matrix], Matrix], a: Matrix, b: Matrix, count: int) -> float:

@@ -67,6 +67,33 @@ def register_rows(d: Decoder, ins: Instruction, place: int, element: str, writin
     return [(f"u{WIDTHS[kind]}", get(ins, o, kind)) for o in d.vector(ins.operands[place])]
 
 
+def multiply_fragments(
+    b: Any, rows: list[list[tuple[str, int]]], places: list[tuple[Any, Any, Any]], types: list[str], saturate: bool
+) -> None:
+    """D = A · B + C on registers; `rows`, `places` (row and column maps, extent) and `types` are of D, A, B, C."""
+    whole_warps(b)
+    matrices = []
+    for held, (row, col, extent), element in zip(rows[1:], places[1:], types[1:], strict=True):
+        elements = read_registers(b, held, _RAW[element])
+        matrix = np.empty((elements.shape[0], *extent), elements.dtype)
+        matrix[:, row, col] = elements
+        matrices.append(matrix)
+    d_type, a_type, b_type, c_type = types
+    result = tensorcore.mma(
+        *matrices,
+        a_type=a_type,
+        b_type=b_type,
+        acc_type=c_type,
+        d_type=d_type,
+        arch=b.launch.arch,
+        saturate=saturate,
+    )
+    result = np.asarray(result).view(_RAW[d_type])
+    row, col, _ = places[0]
+    write_registers(b, rows[0], result[:, row, col])
+    b.counts["mma_instructions"] += result.shape[0]
+
+
 # --- mma
 
 
@@ -85,27 +112,10 @@ def mma(d: Decoder, ins: Instruction) -> Run:
         if len(held) != layout.registers:
             raise d.syntax(ins, f"operand {layout.operand} takes {layout.registers} registers, not {len(held)}")
     saturate = "satfinite" in ins.mods
+    places = [(layout.row, layout.col, layout.extent) for layout in maps]
 
     def run(b: Any) -> None:
-        whole_warps(b)
-        matrices = []
-        for held, layout, element in zip(rows[1:], maps[1:], types[1:], strict=True):
-            elements = read_registers(b, held, _RAW[element])
-            matrix = np.empty((elements.shape[0], *layout.extent), elements.dtype)
-            matrix[:, layout.row, layout.col] = elements
-            matrices.append(matrix)
-        result = tensorcore.mma(
-            *matrices,
-            a_type=a_type,
-            b_type=b_type,
-            acc_type=c_type,
-            d_type=d_type,
-            arch=b.launch.arch,
-            saturate=saturate,
-        )
-        result = np.asarray(result).view(_RAW[d_type])
-        write_registers(b, rows[0], result[:, maps[0].row, maps[0].col])
-        b.counts["mma_instructions"] += result.shape[0]
+        multiply_fragments(b, rows, places, types, saturate)
 
     return run
 
@@ -292,31 +302,13 @@ def wmma_mma(d: Decoder, ins: Instruction) -> Run:
         types = [types[0], "f16", "f16", types[1]]
     if len(types) != 4 or {"and", "xor"} & set(ins.mods):
         raise d.unsupported(ins)
-    d_type, a_type, b_type, c_type = types
     rows = [register_rows(d, ins, i, t, i == 0) for i, t in enumerate(types)]
     extents = [_wmma_extent(shape, o) for o in "dabc"]
     maps = [wmma_map(*e, _elements(len(r), t)) for e, r, t in zip(extents, rows, types, strict=True)]
     saturate = "satfinite" in ins.mods
+    places = [(row, col, extent) for (row, col), extent in zip(maps, extents, strict=True)]
 
     def run(b: Any) -> None:
-        whole_warps(b)
-        matrices = []
-        for held, (row, col), extent, element in zip(rows[1:], maps[1:], extents[1:], types[1:], strict=True):
-            elements = read_registers(b, held, _RAW[element])
-            matrix = np.empty((elements.shape[0], *extent), elements.dtype)
-            matrix[:, row, col] = elements
-            matrices.append(matrix)
-        result = tensorcore.mma(
-            *matrices,
-            a_type=a_type,
-            b_type=b_type,
-            acc_type=c_type,
-            d_type=d_type,
-            arch=b.launch.arch,
-            saturate=saturate,
-        )
-        result = np.asarray(result).view(_RAW[d_type])
-        write_registers(b, rows[0], result[:, maps[0][0], maps[0][1]])
-        b.counts["mma_instructions"] += result.shape[0]
+        multiply_fragments(b, rows, places, types, saturate)
 
     return run
