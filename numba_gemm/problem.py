@@ -19,7 +19,7 @@ ALIGNMENT = 16  # bytes of the widest access
 
 @dataclass(frozen=True)
 class Problem:
-    """C[m, n] = alpha · A[m, k] · B[k, n] + beta · C.
+    """C[m, n] = alpha · A[m, k] · B[k, n] + beta · C, once or for each matrix of a batch.
 
     Attributes
     ----------
@@ -31,6 +31,9 @@ class Problem:
     alpha, beta : scale factors; beta = 0 means that C isn't read.
     c_dtype : element type of C, that of A and B or float32; empty for that of A and B.
     a_layout, b_layout : ``"row"`` or ``"column"``.
+    batch : products of this shape.
+    batch_stride_a, batch_stride_b, batch_stride_c : elements from a matrix of the batch to the next; 0 where all use
+        the same one (never for C).
     """
 
     m: int
@@ -48,6 +51,10 @@ class Problem:
     c_dtype: str = ""
     a_layout: str = "row"
     b_layout: str = "row"
+    batch: int = 1
+    batch_stride_a: int = 0
+    batch_stride_b: int = 0
+    batch_stride_c: int = 0
 
     def __post_init__(self) -> None:
         if not self.c_dtype:
@@ -70,15 +77,17 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations: a multiply and an add for each of m·n·k terms."""
-        return 2 * self.m * self.n * self.k
+        """Floating-point operations: a multiply and an add for each of batch·m·n·k terms."""
+        return 2 * self.batch * self.m * self.n * self.k
 
     @property
     def bytes_moved(self) -> int:
         """The fewest bytes that must cross device memory: each input read once, C written once."""
         c_passes = 2 if self.beta != 0 else 1
-        inputs = ITEMSIZE[self.dtype] * (self.m * self.k + self.k * self.n)
-        return inputs + ITEMSIZE[self.c_dtype] * c_passes * self.m * self.n
+        a_matrices = self.batch if self.batch_stride_a else 1
+        b_matrices = self.batch if self.batch_stride_b else 1
+        inputs = ITEMSIZE[self.dtype] * (a_matrices * self.m * self.k + b_matrices * self.k * self.n)
+        return inputs + ITEMSIZE[self.c_dtype] * c_passes * self.batch * self.m * self.n
 
     @property
     def is_row_major(self) -> bool:
@@ -101,6 +110,9 @@ class Problem:
             return f"{matrix} starts {offset} bytes past a multiple of {ALIGNMENT}"
         if stride % width:
             return f"the {layout} stride of {matrix}, {stride} elements, is not a multiple of {width}"
+        apart = {"A": self.batch_stride_a, "B": self.batch_stride_b, "C": self.batch_stride_c}[matrix]
+        if apart % width:
+            return f"the batch stride of {matrix}, {apart} elements, is not a multiple of {width}"
         return None
 
     def unaligned_for(self, width: int) -> str | None:

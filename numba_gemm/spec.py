@@ -9,18 +9,18 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from numba_gemm.abi import PARAMETERS
-
-if TYPE_CHECKING:
-    from numba_gemm.problem import Problem
+from numba_gemm.problem import ITEMSIZE, Problem
 
 #: Parameters of one compiled form of a kernel, for instance ``{"vector_width": 4}``; hashable.
 Config = tuple[tuple[str, int | str], ...]
 
 #: Blocks that the x dimension of a grid can have.
 MAX_GRID = 2**31 - 1
+#: The same of the z dimension, which counts the products of a batch.
+MAX_GRID_Z = 65535
 
 
 def make_config(**parameters: int | str) -> Config:
@@ -96,6 +96,8 @@ class KernelSpec:
     min_blocks_per_sm : occupancy promised to ptxas, from which it takes its register limit.
     configs : the compiled forms, best first; the first whose needs a problem meets is launched.
     abi : the kernel's parameter list, a key of ``numba_gemm.abi.PARAMETERS``.
+    batched : whether one launch takes a whole batch (``ctaid.z`` is the batch index and the parameter list ends with
+        the batch strides); other kernels are launched once for each product.
     helpers : module names whose source enters the cache key beside the kernel's own file.
     files : names of PTX or CUDA files whose text enters the cache key too.
     entry_name : the entry's name where every form has the same.
@@ -118,6 +120,7 @@ class KernelSpec:
     min_blocks_per_sm: int = 1
     configs: tuple[Config, ...] = ((),)
     abi: str = "gemm_f32"
+    batched: bool = False
     helpers: tuple[str, ...] = ("numba_gemm.intrinsics", "numba_gemm.fp32.epilogue")
     files: tuple[str, ...] = ()
     entry_name: str | None = None
@@ -164,20 +167,43 @@ class KernelSpec:
         """The launches that carry out a problem with m, n ≥ 1."""
         if self.plan_of is not None:
             return self.plan_of(self, problem, config)
-        return LaunchPlan((single_launch(self, problem, config),))
+        return LaunchPlan(tile_launches(self, problem, config))
 
 
-def single_launch(spec: KernelSpec, problem: Problem, config: Config) -> KernelLaunch:
-    """One launch over the tiles of C, with the parameters that all GEMM kernels begin with."""
+def tile_launches(spec: KernelSpec, problem: Problem, config: Config) -> tuple[KernelLaunch, ...]:
+    """Launches over the tiles of C with the parameters that all GEMM kernels begin with.
+
+    One for the whole batch if the kernel is ``batched`` (for each 65535 products, where a grid's z ends), else one for
+    each product.
+    """
     p = problem
     scalars: tuple[Any, ...] = (p.m, p.n, p.k, p.lda, p.ldb, p.ldc, p.alpha, p.beta)
     if spec.abi == "gemm_16":
         scalars = (*scalars, problem.flags)
+    if spec.batched:
+        scalars = (*scalars, p.batch_stride_a, p.batch_stride_b, p.batch_stride_c)
+    tiles = spec.grid(p.m, p.n, config)
+    step = MAX_GRID_Z if spec.batched else 1
 
-    def values(at: Addresses) -> tuple[Any, ...]:
-        return (at.a, at.b, at.c, *scalars)
+    def launch(first: int) -> KernelLaunch:
+        def values(at: Addresses) -> tuple[Any, ...]:
+            a, b, c = batch_addresses(problem, at, first)
+            return (a, b, c, *scalars)
 
-    return KernelLaunch(spec, config, (spec.grid(p.m, p.n, config), 1, 1), PARAMETERS[spec.abi], values)
+        return KernelLaunch(spec, config, (tiles, 1, min(step, p.batch - first)), PARAMETERS[spec.abi], values)
+
+    return tuple(launch(first) for first in range(0, p.batch, step))
+
+
+def batch_addresses(problem: Problem, at: Addresses, index: int) -> tuple[int, int, int]:
+    """Where A, B and C of one product of a batch lie."""
+    p = problem
+    itemsize, c_itemsize = ITEMSIZE[p.dtype], ITEMSIZE[p.c_dtype]
+    return (
+        at.a + index * p.batch_stride_a * itemsize,
+        at.b + index * p.batch_stride_b * itemsize,
+        at.c + index * p.batch_stride_c * c_itemsize,
+    )
 
 
 def describe_config(config: Config) -> str:

@@ -48,6 +48,9 @@ GEMM_SIGNATURE = types.void(
     *[types.float32] * 2,
 )
 
+#: The same, and the strides between the matrices of a batch.
+GEMM_BATCHED_SIGNATURE = types.void(*GEMM_SIGNATURE.args, *[types.int64] * 3)
+
 
 def _repack_signature(element: Any) -> Any:
     """Source, target; rows, columns; row and column stride of each."""
@@ -58,6 +61,7 @@ def _repack_signature(element: Any) -> Any:
 #: Numba's view of the parameter lists in ``numba_gemm.abi``.
 SIGNATURES = {
     "gemm_f32": GEMM_SIGNATURE,
+    "gemm_f32_batched": GEMM_BATCHED_SIGNATURE,
     "repack_16": _repack_signature(types.uint16),
     "repack_32": _repack_signature(types.uint32),
 }
