@@ -5,6 +5,7 @@
     square small odd skinny deepk llm         the suites: the library's own choice, v6 and v7
     square16 small16 odd16 skinny16 …         the suites in float16 and bfloat16: the library's own choice, t3 and t4
     host_overhead                             host time of one call, and time of the first call in a process
+    host_transfers                            products of NumPy arrays through the GPU, beside CuPy's
     cpu                                       the CPU baseline beside NumPy's BLAS; needs no GPU
     resources                                 registers, occupancy and instruction mix of every kernel; needs no GPU
     emulator                                  every kernel at one shape on the emulator, with its counters; needs no GPU
@@ -51,7 +52,8 @@ from numba_gemm.report import render  # noqa: E402
 
 HALF = "16"
 GPU_NAMES = ("ladder", *SUITES)
-NAMES = (*GPU_NAMES, *(f"{name}{HALF}" for name in GPU_NAMES), "host_overhead", "cpu", "resources", "emulator")
+OTHER_NAMES = ("host_overhead", "host_transfers", "cpu", "resources", "emulator")
+NAMES = (*GPU_NAMES, *(f"{name}{HALF}" for name in GPU_NAMES), *OTHER_NAMES)
 
 
 def main() -> int:
@@ -107,8 +109,8 @@ def make_record(name: str, args: argparse.Namespace) -> Record:
         rows = bench_emulated(emulated_forms(args.kernels or list(LADDER), [EMULATED_SHAPE], DEFAULT_ARCH))
         print(render(counters_table(rows), 200))
         return Record(environment(commit=args.commit), rows)
-    if name == "host_overhead":
-        module = importlib.import_module("host_overhead")
+    if name in ("host_overhead", "host_transfers"):
+        module = importlib.import_module(name)
         record: Record = module.record(rounds=20, commit=args.commit)
         return record
     return on_gpu(name, args)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import statistics
 import subprocess
@@ -21,6 +22,7 @@ from numba_gemm.benchmark.record import Record, Row, environment
 from numba_gemm.device.context import current_context, synchronize
 
 ROOT = Path(__file__).resolve().parents[1]
+_BLANK = Row("host_overhead", "", "", "float32", "nn", 64, 64, 64)
 SIZE = 64  # of the product whose call is timed: small enough that the GPU is never behind
 CALLS = 100  # between two waits for the GPU
 FIRST_SIZE = 256  # of the first product of a process
@@ -42,12 +44,37 @@ Call = Callable[[], Any]
 
 
 def record(*, rounds: int, commit: str | None) -> Record:
-    """Measure both, print them, and return the record."""
+    """Measure both, print them, and return the record.
+
+    Calls on one package's arrays are timed in a process that has imported no other: the streams and pools that each
+    makes in the context cost every launch on the default stream time.
+    """
     context = current_context()
-    blank = Row("host_overhead", "", "", "float32", "nn", SIZE, SIZE, SIZE)
-    contenders: dict[str, Call] = {}
     rows: list[Row] = []
-    for name, make in _MAKERS.items():
+    for group in _MAKERS:
+        done = subprocess.run(
+            [sys.executable, __file__, group, str(rounds)],
+            env=os.environ | {"PYTHONPATH": _path()},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            lines = done.stderr.strip().splitlines() or ["no output"]
+            rows.append(replace(_BLANK, kernel=f"calls on arrays of {group}", error=lines[-1][:300]))
+            continue
+        rows += [replace(_BLANK, **fields) for fields in json.loads(done.stdout.splitlines()[-1])]
+    rows += first_calls()
+    for row in rows:
+        print(f"{row.kernel:48s} {f'{row.us:12.1f} µs' if row.us is not None else row.error}", flush=True)
+    return Record(environment(context.device, commit=commit), rows)
+
+
+def time_group(group: str, rounds: int) -> list[dict[str, Any]]:
+    """The rows of one package, timed in this process: contenders take turns, ``CALLS`` calls at a time."""
+    contenders: dict[str, Call] = {}
+    rows: list[dict[str, Any]] = []
+    for name, make in _MAKERS[group].items():
         try:
             call = make()
             for _ in range(20):
@@ -55,7 +82,7 @@ def record(*, rounds: int, commit: str | None) -> Record:
             synchronize()
             contenders[name] = call
         except Exception as error:  # a package that isn't there is a row with an error
-            rows.append(replace(blank, kernel=name, error=f"{type(error).__name__}: {str(error)[:200]}"))
+            rows.append({"kernel": name, "error": f"{type(error).__name__}: {str(error)[:200]}"})
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, call in contenders.items():
@@ -65,19 +92,19 @@ def record(*, rounds: int, commit: str | None) -> Record:
             times[name].append((time.perf_counter() - start) / CALLS * 1e6)
             synchronize()
     for name, own in times.items():
-        rows.append(replace(blank, kernel=name, us=statistics.median(own), us_min=min(own), us_max=max(own)))
-    rows += first_calls()
-    for row in rows:
-        print(f"{row.kernel:48s} {f'{row.us:12.1f} µs' if row.us is not None else row.error}", flush=True)
-    return Record(environment(context.device, commit=commit), rows)
+        rows.append({"kernel": name, "us": statistics.median(own), "us_min": min(own), "us_max": max(own)})
+    return rows
+
+
+def _path() -> str:
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
 def first_calls(warm: int = 3) -> list[Row]:
     """Wall time in a new process from before the import to the result: with an empty cache, then with a full one."""
     blank = Row("first_call", "", "", "float32", "nn", FIRST_SIZE, FIRST_SIZE, FIRST_SIZE)
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     with tempfile.TemporaryDirectory() as cache:
-        surroundings = os.environ | {"NUMBA_GEMM_CACHE_DIR": cache, "PYTHONPATH": path}
+        surroundings = os.environ | {"NUMBA_GEMM_CACHE_DIR": cache, "PYTHONPATH": _path()}
         seconds: list[tuple[float, float]] = []
         for _ in range(1 + warm):
             done = subprocess.run(
@@ -120,6 +147,27 @@ def _own(**keywords: Any) -> Call:
     return lambda: numba_gemm.matmul(a, b, out=c, **keywords)
 
 
+def _planned() -> Call:
+    import numba_gemm
+
+    cuda = _numba_cuda()
+    a, b, c = (cuda.to_device(array) for array in _host_arrays())
+    plan = numba_gemm.plan(a, b, c)
+    return lambda: plan(a, b, c)
+
+
+def _own_on(package: str) -> Call:
+    """The library's call on another package's arrays."""
+    import numba_gemm
+
+    module = importlib.import_module(package)
+    if package == "torch":
+        a, b, c = (module.from_numpy(array).cuda() for array in _host_arrays())
+    else:
+        a, b, c = (module.asarray(array) for array in _host_arrays())
+    return lambda: numba_gemm.matmul(a, b, out=c)
+
+
 def _numba_launch() -> Call:
     cuda = _numba_cuda()
     a, b, c = (cuda.to_device(array) for array in _host_arrays())
@@ -145,10 +193,41 @@ def _cupy() -> Call:
     return lambda: cupy.matmul(a, b, out=c)
 
 
-_MAKERS: dict[str, Callable[[], Call]] = {
-    "numba_gemm.matmul(a, b, out=c)": _own,
-    'numba_gemm.matmul(a, b, out=c, kernel="v7")': lambda: _own(kernel="v7"),
-    "a bare Numba launch": _numba_launch,
-    "torch.matmul(a, b, out=c)": _torch,
-    "cupy.matmul(a, b, out=c)": _cupy,
+def _bare_launch() -> Call:
+    """The driver's own launch of the same kernel, called from Python with everything prepared: the floor."""
+    import numba_gemm
+    from numba_gemm.arrays import as_operand
+    from numba_gemm.calls import prepare_device
+    from numba_gemm.problem import check_inputs
+
+    cuda = _numba_cuda()
+    a, b, c = (cuda.to_device(array) for array in _host_arrays())
+    numba_gemm.matmul(a, b, out=c)
+    operands = [as_operand(*named) for named in (("a", a), ("b", b), ("out", c))]
+    shape = check_inputs(operands[0], operands[1])
+    launch = prepare_device(operands[0], operands[1], operands[2], shape, (1.0, 0.0, None)).direct
+    assert launch is not None
+    pointers = [operand.pointer for operand in operands]
+    return lambda: launch(*pointers, 0)
+
+
+_MAKERS: dict[str, dict[str, Call]] = {
+    "numba": {
+        "numba_gemm.matmul(a, b, out=c)": _own,
+        'numba_gemm.matmul(a, b, out=c, kernel="v7")': lambda: _own(kernel="v7"),
+        "plan(a, b, out=c)": _planned,
+        "the driver's launch alone": _bare_launch,
+        "a bare Numba launch": _numba_launch,
+    },
+    "torch": {
+        "numba_gemm.matmul(a, b, out=c) on torch tensors": lambda: _own_on("torch"),
+        "torch.matmul(a, b, out=c)": _torch,
+    },
+    "cupy": {
+        "numba_gemm.matmul(a, b, out=c) on CuPy arrays": lambda: _own_on("cupy"),
+        "cupy.matmul(a, b, out=c)": _cupy,
+    },
 }
+
+if __name__ == "__main__":
+    print(json.dumps(time_group(sys.argv[1], int(sys.argv[2]))))

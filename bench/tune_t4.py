@@ -26,6 +26,7 @@ if importlib.util.find_spec("numba_gemm") is None:
 
 import torch  # noqa: E402
 
+from numba_gemm.abi import PARAMETERS  # noqa: E402
 from numba_gemm.benchmark import ceiling  # noqa: E402
 from numba_gemm.benchmark.ceiling import Ceiling  # noqa: E402
 from numba_gemm.benchmark.peers import find_peer  # noqa: E402
@@ -37,6 +38,7 @@ from numba_gemm.device.launch import launch  # noqa: E402
 from numba_gemm.device.module import Function, load  # noqa: E402
 from numba_gemm.tensorcore import t4  # noqa: E402
 from numba_gemm.tensorcore.t4 import T4Parameters  # noqa: E402
+from numba_gemm.tensorcore.t4_choose import FORMS  # noqa: E402
 from numba_gemm.timing import set_count, time_interleaved  # noqa: E402
 
 SHAPE_NAMES = ("block_m", "block_n", "block_k", "warp_m", "warp_n", "stages", "group_m")
@@ -109,17 +111,17 @@ class Built:
         lda = a.stride(0) if p.a_layout == "row" else a.stride(1)
         ldb = b.stride(0) if p.b_layout == "row" else b.stride(1)
         values: tuple[Any, ...] = (a.data_ptr(), b.data_ptr(), c.data_ptr(), m, n, k, lda, ldb, c.stride(0))
-        values += (alpha, beta)
-        abi = t4.ABI
+        values += (alpha, beta, 0, 0, 0)
+        abi = PARAMETERS["t4"]
         if p.split_k:
-            abi = t4.ABI_SPLIT_K
+            abi = PARAMETERS["t4_split_k"]
             values += (workspace, p.k_per_split(k, splits))
         grid, block = p.grid(m, n, splits), (p.threads, 1, 1)
         launch(self.function, grid, block, abi, values, dynamic_shared_bytes=p.dynamic_shared_bytes, stream=stream)
         if self.reduce is not None:
-            values = (workspace, c.data_ptr(), m, n, c.stride(0), alpha, beta, splits)
-            block = (t4.REDUCE_LANES * t4.REDUCE_SLICES, 1, 1)
-            launch(self.reduce, t4.reduce_grid(m, n), block, t4.ABI_REDUCE, values, stream=stream)
+            values = (workspace, c.data_ptr(), m, n, c.stride(0), alpha, beta, splits, 0)
+            block = (t4.REDUCE_THREADS, 1, 1)
+            launch(self.reduce, t4.reduce_grid(m, n), block, PARAMETERS["splitk_reduce"], values, stream=stream)
 
 
 def compiled(ptx: str, entry: str, arch: str, capability: tuple[int, int]) -> CompiledKernel:
@@ -173,7 +175,7 @@ def check(built: Built, m: int, n: int, k: int, splits: int) -> None:
 
 def forms(args: argparse.Namespace, device: Device) -> list[T4Parameters]:
     a_layout, b_layout = args.layout.split("/")
-    shapes = [dict(zip(SHAPE_NAMES, map(int, form.split(",")), strict=True)) for form in args.form or ()] or t4.FORMS
+    shapes = [dict(zip(SHAPE_NAMES, map(int, form.split(",")), strict=True)) for form in args.form or ()] or FORMS
     common: dict[str, Any] = {"dtype": args.dtype, "c_dtype": args.dtype, "a_layout": a_layout, "b_layout": b_layout}
     found = [T4Parameters(**{**shape, **common}) for shape in shapes]
     return [replace(x, blocks=x.resident_blocks(device.sm_count, device.compute_capability)) for x in found]

@@ -13,22 +13,51 @@ GEMM_F32_BATCHED = struct.Struct("<3Q3I4x3q2f3q")
 #: The same as GEMM_F32, and flags: bit 0, C is float32; bit 1, A is aligned for 16-byte copies; bit 2, B is.
 GEMM_16 = struct.Struct("<3Q3I4x3q2fI")
 
-#: The same as GEMM_F32, and the workspace and the depth of one split.
-GEMM_SPLIT_K = struct.Struct("<3Q3I4x3q2fQI")
+#: The same as GEMM_F32_BATCHED, and the workspace and the depth of one split.
+GEMM_SPLIT_K = struct.Struct("<3Q3I4x3q2f3qQI")
 
-#: Workspace, C; M, N; ldc; alpha, beta; number of splits.
-REDUCE = struct.Struct("<2Q2Iq2fI")
+#: Workspace, C; M, N; ldc; alpha, beta; number of splits; the batch stride of C; ctaid.z is the batch index.
+REDUCE = struct.Struct("<2Q2Iq2fI4xq")
 
-#: Source, target; rows, columns; row and column stride of the source, then of the target, in elements.
-REPACK = struct.Struct("<2Q2I4q")
+#: Source, target; rows, columns; in elements row and column stride of the source, then of the target, and the strides
+#: between the matrices of a batch, of source and target; ctaid.z is the batch index.
+REPACK = struct.Struct("<2Q2I6q")
+
+#: W, x, y; J outputs, K, depth of one part of K; ldw, stride of x, of y; alpha, beta; batch strides of W, x, y;
+#: stride from one part's y to the next.
+GEMV = struct.Struct("<3Q3I4x3q2f4q")
+
+#: Partial sums, y; J, number of parts; stride of y; alpha, beta; batch stride of y.
+GEMV_SUM = struct.Struct("<2Q2Iq2fq")
+
+#: W, X, C, workspace; J, I, K; ldw, strides of X along I and K, of C along I and J; alpha, beta; batch strides of W, X
+#: and C.
+SKINNY = struct.Struct("<4Q3I4x5q2f3q")
+
+#: Workspace, C; J, I, K, blocks of the product's launch; strides of C along I and J; alpha, beta; batch stride of C.
+SKINNY_FIXUP = struct.Struct("<2Q4I2q2fq")
+
+#: The same as GEMM_F32_BATCHED, and the workspace; tiles whose k is shared, blocks that share it, stages of each such
+#: block.
+GEMM_F32_SPLIT = struct.Struct("<3Q3I4x3q2f3qQ3I")
+
+#: Workspace, C; M, N; ldc; alpha, beta; batch stride of C; tiles whose k was shared, blocks that shared it, stages of
+#: each such block, stages in K.
+SPLIT_K_SUM = struct.Struct("<2Q2Iq2fq4I")
 
 PARAMETERS = {
+    "gemm_f32_split": GEMM_F32_SPLIT,
+    "split_k_sum": SPLIT_K_SUM,
     "gemm_f32": GEMM_F32,
     "gemm_f32_batched": GEMM_F32_BATCHED,
     "gemm_16": GEMM_16,
-    "t4": GEMM_F32,
+    "t4": GEMM_F32_BATCHED,
     "t4_split_k": GEMM_SPLIT_K,
     "splitk_reduce": REDUCE,
+    "gemv": GEMV,
+    "gemv_sum": GEMV_SUM,
+    "skinny": SKINNY,
+    "skinny_fixup": SKINNY_FIXUP,
     "repack_16": REPACK,
     "repack_32": REPACK,
 }

@@ -1,52 +1,65 @@
-"""The calls of a NumPy programmer: :func:`matmul`, :func:`gemm`, :func:`kernels`."""
+"""The calls of a NumPy programmer: :func:`matmul`, :func:`gemm`, :func:`plan`, :func:`kernels`."""
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import numpy.typing as npt
+from numba_gemm.arrays import Operand, as_operand, as_stream, empty_like_operand, probe_for, wrap_result
+from numba_gemm.backends import HostOptions, choose_backend
+from numba_gemm.catalog import CPU_BASELINE, LADDER
+from numba_gemm.problem import ITEMSIZE, check_inputs, check_output, check_scale, placed_by
 
-from numba_gemm.arrays import Operand, as_operand, empty_like_operand, is_numba_array
-from numba_gemm.catalog import CPU_BASELINE, LADDER, get_spec
-from numba_gemm.problem import ITEMSIZE, check_inputs, check_output, check_scale
+if TYPE_CHECKING:
+    from numba_gemm.plans import Plan
 
 Device = Literal["auto", "cuda", "cpu", "emulator"]
-_DEVICES = ("auto", "cuda", "cpu", "emulator")
-
-#: alpha, beta, kernel, device of a call.
-Options = tuple[float, float, str | None, str]
 
 
-def matmul(a: Any, b: Any, *, out: Any = None, kernel: str | None = None, device: Device = "auto") -> Any:
-    """The matrix product ``a @ b``, accumulated in FP32.
+def matmul(
+    a: Any,
+    b: Any,
+    out: Any = None,
+    *,
+    kernel: str | None = None,
+    device: Device = "auto",
+    stream: Any = None,
+    memory_limit: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Any:
+    """The matrix product ``a @ b`` with np.matmul's semantics, accumulated in FP32.
 
     Parameters
     ----------
-    a : (M, K) NumPy array or Numba device array of float32, float16 or bfloat16 (``ml_dtypes.bfloat16``), of any
-        strides and alignment. float32 products are IEEE FP32; 16-bit ones are the tensor cores'.
-    b : (K, N) array of the same dtype and in the same memory as ``a``.
-    out : (M, N) array of their dtype, or of float32, to write the product to; may not overlap ``a`` or ``b``.
-        Untouched if this call raises before it has launched anything.
+    a : (M, K) array of float32, float16 or bfloat16 (``ml_dtypes.bfloat16`` in NumPy), of any strides and alignment;
+        (..., M, K) for a stack of matrices, (K,) for a row vector. A NumPy array, or a GPU array of Numba, CuPy, torch,
+        JAX, or of any package with ``__cuda_array_interface__`` or DLPack. float32 products are IEEE FP32; 16-bit ones
+        are the tensor cores'.
+    b : (K, N) array, (..., K, N) for a stack, (K,) for a column vector, of the same dtype and in the same memory as
+        ``a``. The axes of the stacks are broadcast against each other.
+    out : array to write the product to, of the product's shape and of the inputs' dtype or float32, of any strides; may
+        not overlap ``a`` or ``b``. Untouched if this call raises before it has launched anything.
     kernel : a name from :func:`kernels`, for instance ``"v7"``; None chooses by the shape.
     device : ``"auto"`` multiplies device arrays where they are, and NumPy arrays on the GPU, or, on a machine without
         one, with NumPy's own BLAS after one :class:`RuntimeWarning`. ``"cuda"`` insists on the GPU, ``"cpu"`` on the
         CPU. ``"emulator"`` runs the GPU kernel's PTX on the CPU, thread by thread, with every hazard an error: for
         small NumPy arrays.
+    stream : for device arrays: the stream to run on, as a handle, an object with ``__cuda_stream__``, or a stream of
+        Numba, CuPy or torch. The caller then sees to its order with the work on the arrays. None takes the arrays' own
+        stream: for CuPy and torch their current one.
 
     Returns
     -------
-    ``out``, or a new array of the kind of ``a``. With device arrays the call returns before the product is done: it
-    is ordered on their stream.
+    ``out``, or a new array of the kind of ``a``, without the axis of a vector; of two vectors in host memory a scalar.
+    With device arrays the call returns before the product is done.
 
     Raises
     ------
     TypeError : for something that isn't an array, another dtype, mixed dtypes, or host memory mixed
         with device memory.
-    ValueError : for shapes that don't match, an unknown kernel or device, or an ``out`` that is read-only, of
-        another shape, or overlaps an input.
+    ValueError : for shapes that don't match, an unknown kernel or device, an ``out`` that is read-only, of
+        another shape, or overlaps an input, or arrays on another GPU than the current one.
     NoDeviceError : if a GPU is asked for and there is none.
     KernelConstraintError : if the named kernel can't take this product.
 
@@ -57,7 +70,11 @@ def matmul(a: Any, b: Any, *, out: Any = None, kernel: str | None = None, device
     >>> ng.matmul(a, b, device="cpu")[0]
     array([3., 3., 3., 3.], dtype=float32)
     """
-    return _product(a, b, out, "out", 1.0, 0.0, kernel, device)
+    if isinstance(out, tuple):  # as NumPy's ufuncs take it
+        if len(out) != 1:
+            raise ValueError(f"matmul: an out tuple must have exactly one entry, not {len(out)}; pass the array alone")
+        (out,) = out
+    return _product(a, b, out, "out", 1.0, 0.0, kernel, device, stream, HostOptions(memory_limit, progress))
 
 
 def gemm(
@@ -67,17 +84,24 @@ def gemm(
     alpha: float = 1.0,
     beta: float = 0.0,
     *,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
     kernel: str | None = None,
     device: Device = "auto",
+    stream: Any = None,
+    memory_limit: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Any:
     """The BLAS form: ``c = alpha · a @ b + beta · c``, in place.
 
     Parameters
     ----------
-    a, b : (M, K) and (K, N) arrays, as for :func:`matmul`.
-    c : (M, N) array of the same kind, of their dtype or float32; read only if ``beta`` isn't 0, then written.
+    a, b : (..., M, K) and (..., K, N) arrays, as for :func:`matmul`; stacks are broadcast against each other.
+    c : (..., M, N) array of the same kind, of their dtype or float32; read only if ``beta`` isn't 0, then written.
     alpha, beta : real numbers, rounded to float32. With ``alpha`` = 0, or K = 0, ``a`` and ``b`` aren't read.
-    kernel, device : as for :func:`matmul`.
+    transpose_a, transpose_b : multiply by the transposes of the matrices instead, as a view like ``a.T`` would: then
+        ``a`` is (..., K, M), ``b`` (..., N, K). No copy is made.
+    kernel, device, stream, memory_limit, progress : as for :func:`matmul`.
 
     Returns
     -------
@@ -85,7 +109,8 @@ def gemm(
 
     Raises
     ------
-    As :func:`matmul`; TypeError also if ``alpha`` or ``beta`` is no real number, ValueError if it is past float32.
+    As :func:`matmul`; TypeError also if ``alpha`` or ``beta`` is no real number, ValueError if it is past float32, or
+    if a vector is to be transposed.
 
     Examples
     --------
@@ -97,7 +122,73 @@ def gemm(
     """
     if c is None:
         raise TypeError("gemm: c is None; pass the array to update, or use matmul(a, b) for a new one")
-    return _product(a, b, c, "c", check_scale("alpha", alpha), check_scale("beta", beta), kernel, device)
+    alpha, beta = check_scale("alpha", alpha), check_scale("beta", beta)
+    host = HostOptions(memory_limit, progress)
+    return _product(a, b, c, "c", alpha, beta, kernel, device, stream, host, (bool(transpose_a), bool(transpose_b)))
+
+
+def plan(
+    a: Any,
+    b: Any,
+    out: Any = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    kernel: str | None = None,
+    device: Device = "auto",
+) -> Plan:
+    """Check, choose and arrange a product once; the plan then carries it out in a few microseconds a call.
+
+    Nothing is multiplied yet. ``p(a, b, out=c)`` takes arrays of the shapes, strides, dtypes and place of these; only
+    what can differ is checked then.
+
+    Parameters
+    ----------
+    a, b, out : arrays like those to come, as for :func:`matmul`; without ``out`` one without gaps is assumed.
+    alpha, beta : as for :func:`gemm`; a ``beta`` other than 0 needs ``out``.
+    kernel, device : as for :func:`matmul`.
+
+    Returns
+    -------
+    A :class:`Plan`, with ``kernel``, ``config``, ``workspace_bytes`` and ``explain()``.
+
+    Raises
+    ------
+    As :func:`gemm`.
+
+    Examples
+    --------
+    >>> import numpy as np, numba_gemm as ng
+    >>> a, b = np.ones((2, 3), np.float32), np.ones((3, 4), np.float32)
+    >>> p = ng.plan(a, b, device="cpu")
+    >>> p.kernel, p(a, b)[0, 0]
+    ('numpy', np.float32(3.0))
+    """
+    from numba_gemm.plans import Plan
+
+    alpha, beta = check_scale("alpha", alpha), check_scale("beta", beta)
+    if out is None and beta != 0:
+        raise TypeError("plan: beta isn't 0 and out is None; pass the array that is to be scaled")
+    a_operand, b_operand = as_operand("a", a), as_operand("b", b)
+    shape = check_inputs(a_operand, b_operand)
+    backend = choose_backend(kernel, device, a_operand, b_operand, stacklevel=4)
+    place = placed_by(a_operand, b_operand)
+    given = out is not None
+    c_operand = as_operand("out", out if given else empty_like_operand(place, shape.result))
+    shape = check_output(c_operand, a_operand, b_operand, shape)
+    scales = (alpha, beta, kernel)
+    chosen = None if 0 in shape.result else backend.arrange(a_operand, b_operand, c_operand, shape, scales)
+
+    def on_host(a: Operand, b: Operand, c: Operand) -> None:
+        backend.multiply(a, b, c, shape, scales, None)
+
+    return Plan(
+        (a_operand, b_operand, c_operand),
+        shape,
+        scales,
+        chosen=chosen,
+        run_on_host=None if place.on_device else on_host,
+    )
 
 
 def _product(
@@ -109,128 +200,64 @@ def _product(
     beta: float,
     kernel: str | None,
     device: str,
+    stream: Any,
+    host: HostOptions,
+    transposes: tuple[bool, bool] = (False, False),
 ) -> Any:
-    options = (alpha, beta, kernel, device)
-    if c is not None and is_numba_array(a):
-        from numba_gemm.execute import repeat_call
-
-        if repeat_call(a, b, c, options):
+    handle = None if stream is None else as_stream(stream)
+    key: tuple[Any, ...] = ()
+    if c is not None and probe_for(c) is not None:
+        repeat = _repeat_call or _load_repeat_call()
+        found = repeat(a, b, c, (alpha, beta, kernel, device, transposes), handle)
+        if found is None:
             return c
-    a_operand, b_operand = as_operand("a", a), as_operand("b", b)
-    m, n, _ = check_inputs(a_operand, b_operand)
+        key = found
+    a_operand = _transposed(as_operand("a", a, stream=handle or 0), transposes[0])
+    b_operand = _transposed(as_operand("b", b, stream=handle or 0), transposes[1])
+    shape = check_inputs(a_operand, b_operand)
     if c is not None:
+        c_operand = as_operand(c_name, c, stream=handle or 0)
+        shape = check_output(c_operand, a_operand, b_operand, shape)
+    backend = choose_backend(kernel, device, a_operand, b_operand, host=host)
+    place = placed_by(a_operand, b_operand)
+    if handle is not None and not place.on_device:
+        raise TypeError("matmul: stream is given, but a and b are in host memory: their product is done on return")
+    given = c is not None
+    if not given:
+        c = empty_like_operand(place, shape.result, handle)
         c_operand = as_operand(c_name, c)
-        check_output(c_operand, a_operand, b_operand)
-    backend = _backend(kernel, device, a_operand)
+    if 0 not in shape.result:
+        call = backend.multiply(a_operand, b_operand, c_operand, shape, (alpha, beta, kernel), handle)
+        if call is not None and key:
+            from numba_gemm.calls import remember
 
-    if c is None:
-        c = empty_like_operand(a_operand, (m, n), 0)
-        c_operand = as_operand(c_name, c)
-    if m == 0 or n == 0:
+            remember(key, call)
+    if given:
         return c
-    backend(a_operand, b_operand, c_operand, options)
-    return c
+    return wrap_result(c, (a, b), handle)
 
 
-def _backend(kernel: str | None, device: str, a: Operand) -> Any:
-    """The function that carries the product out; every check of ``kernel`` and ``device`` is here."""
-    if device not in _DEVICES:
-        raise ValueError(f"device is {device!r}; it must be one of {', '.join(map(repr, _DEVICES))}")
-    if kernel is not None and not isinstance(kernel, str):
-        raise TypeError(f"kernel is {kernel!r}; pass its name, for instance 'v7'")
-    if kernel is not None and kernel != CPU_BASELINE:
-        get_spec(kernel)
-    if a.on_device:
-        if device in ("cpu", "emulator") or kernel == CPU_BASELINE:
-            raise ValueError(
-                f"{a.name} is {a.place}, which the CPU can't multiply; use device='auto' and a GPU kernel, or "
-                f"{a.name}.copy_to_host()"
-            )
-        return _on_device_arrays
-    if kernel == CPU_BASELINE:
-        if device not in ("auto", "cpu"):
-            raise ValueError(f"kernel 'cpu' doesn't run on device {device!r}; use device='cpu'")
-        return _on_cpu
-    if device == "cpu":
-        if kernel is not None:
-            raise ValueError(
-                f"kernel {kernel!r} doesn't run on device 'cpu'; use device='cuda', or kernel='cpu', the CPU baseline"
-            )
-        return _on_cpu
-
-    if device == "emulator":
-        return _on_emulator
-
-    from numba_gemm.device.driver import driver, is_available
-
-    if device == "auto" and kernel is None and not is_available():
-        _warn_no_gpu()
-        return _on_cpu
-    driver()  # raises NoDeviceError with what was looked for
-    return _on_host_arrays
+_repeat_call: Callable[..., tuple[Any, ...] | None] | None = None
 
 
-def _on_device_arrays(a: Operand, b: Operand, c: Operand, options: Options) -> None:
-    from numba_gemm.execute import multiply_device
+def _load_repeat_call() -> Callable[..., tuple[Any, ...] | None]:
+    """``calls.repeat_call``, imported with the first device array: an import statement costs time at each call."""
+    global _repeat_call  # noqa: PLW0603 - found once a process
+    from numba_gemm.calls import repeat_call
 
-    alpha, beta, kernel, _ = options
-    multiply_device(a, b, c, alpha=alpha, beta=beta, kernel=kernel, options=options)
-
-
-def _on_host_arrays(a: Operand, b: Operand, c: Operand, options: Options) -> None:
-    from numba_gemm.execute import multiply_host
-
-    alpha, beta, kernel, _ = options
-    multiply_host(a.array, b.array, c.array, alpha=alpha, beta=beta, kernel=kernel)
+    _repeat_call = repeat_call
+    return repeat_call
 
 
-def _on_emulator(a: Operand, b: Operand, c: Operand, options: Options) -> None:
-    from numba_gemm.emulate import multiply_emulated
-
-    alpha, beta, kernel, _ = options
-    multiply_emulated(a.array, b.array, c.array, alpha=alpha, beta=beta, kernel=kernel)
-
-
-def _on_cpu(a: Operand, b: Operand, c: Operand, options: Options) -> None:
-    alpha, beta, kernel, _ = options
-    target: npt.NDArray[Any] = c.array
-    a_array, b_array = a.array, b.array
-    if alpha == 1 and beta == 0 and kernel is None and a.dtype == "float32" and a.shape[1]:
-        np.matmul(a_array, b_array, out=target)
-        return
-    if a.dtype != "float32":  # as on the GPU: products and sums in FP32, rounded once to the type of C
-        a_array, b_array = a_array.astype(np.float32), b_array.astype(np.float32)
-    product: Any
-    if alpha == 0 or a.shape[1] == 0:
-        product = np.float32(0)
-    elif kernel == CPU_BASELINE:
-        from numba_gemm.fp32.cpu import blocked_matmul
-
-        product = blocked_matmul(a_array, b_array)
-    else:
-        product = np.matmul(a_array, b_array)
-    if alpha != 1:
-        product = product * np.float32(alpha)
-    if beta != 0:
-        product = product + np.float32(beta) * target.astype(np.float32)
-    with np.errstate(over="ignore"):  # past the range of float16 lies infinity
-        target[...] = np.asarray(product).astype(target.dtype)
-
-
-_warned_no_gpu = False
-
-
-def _warn_no_gpu() -> None:
-    global _warned_no_gpu  # noqa: PLW0603 - said once a process
-    if not _warned_no_gpu:
-        _warned_no_gpu = True
-        warnings.warn(
-            "numba_gemm found no NVIDIA GPU, so this product and later ones use NumPy's BLAS on the CPU. "
-            "device='cpu' says so without a warning; device='cuda' raises instead; `numba-gemm info` tells what "
-            "was looked for.",
-            RuntimeWarning,
-            stacklevel=5,
+def _transposed(operand: Operand, wanted: bool) -> Operand:
+    if not wanted:
+        return operand
+    if len(operand.shape) < 2:
+        raise ValueError(
+            f"gemm: {operand.name} has shape {operand.shape} and can't be transposed; "
+            f"leave transpose_{operand.name}=False"
         )
+    return operand.transposed()
 
 
 @dataclass(frozen=True)

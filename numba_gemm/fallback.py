@@ -45,6 +45,9 @@ def _build(file: str) -> Callable[..., CudaSource]:
         macros = dict(parameters)
         if macros.pop("dtype", None) == "bfloat16":
             macros["BFLOAT16"] = 1
+        for matrix in "ab":
+            if macros.pop(f"{matrix}_layout", "row") == "column":
+                macros[f"{matrix}_column_major"] = 1
         defines = tuple((key.upper(), str(value)) for key, value in macros.items())
         return CudaSource(CUDA_FOLDER / f"{file}.cu", defines)
 
@@ -99,6 +102,9 @@ _SPECS = (
 #: The fallbacks by name, in ladder order.
 FALLBACKS: dict[str, KernelSpec] = {spec.name: spec for spec in _SPECS}
 
+#: Kernels without a twin of their own → the rung whose twin stands in.
+STAND_INS = {"v8": "v7", "gemv": "v7", "skinny": "v7"}
+
 #: Bytes of an element → the twin of the kernel that repacks it (``fp32.repack.SPECS``).
 REPACK: dict[int, KernelSpec] = {size: _twin(spec, "repack", ()) for size, spec in repack.SPECS.items()}
 
@@ -106,7 +112,8 @@ REPACK: dict[int, KernelSpec] = {size: _twin(spec, "repack", ()) for size, spec 
 def fallback_for(name: str, arch: tuple[int, int], reason: str, *, dtype: str | None = None) -> KernelSpec | None:
     """The kernel in CUDA C++ that stands in for another, or None if there is none.
 
-    For ``v1`` … ``v7`` and ``repack`` (of float32) that is the twin; the caller asks when Numba can't compile. For
+    For ``v1`` … ``v7`` and ``repack`` (of float32) that is the twin, for other FP32 kernels that of ``v7``; the caller
+    asks when Numba can't compile. For
     ``t1`` … ``t3`` on a GPU before sm_80 it is the WMMA kernel of the same step, for ``t4`` there the last of them,
     ``t3-nvcc``. The choice is logged, once for each kernel and reason, as a warning of the logger ``numba_gemm``.
 
@@ -127,7 +134,7 @@ def fallback_for(name: str, arch: tuple[int, int], reason: str, *, dtype: str | 
             return None
         spec = FALLBACKS.get("t3-nvcc" if name == "t4" else f"{name}-nvcc")
     else:
-        spec = REPACK[4] if name == "repack" else FALLBACKS.get(f"{name}-nvcc")
+        spec = REPACK[4] if name == "repack" else FALLBACKS.get(f"{STAND_INS.get(name, name)}-nvcc")
     if spec is None:
         return None
     check_arch(spec, arch, dtype=dtype)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from numba_gemm.arrays import Operand, overlap, overlaps_itself
+from numba_gemm.arrays import HOST, MATRIX, Operand, overlap, overlaps_itself
+from numba_gemm.stack import MAX_DIMENSION, ProductShape, broadcast, product_shape
 
 #: Element types of A and B, and their bytes.
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
-MAX_DIMENSION = 2**31 - 1
 ALIGNMENT = 16  # bytes of the widest access
 
 
@@ -127,63 +127,58 @@ class Problem:
         return (self.c_dtype == "float32") | aligned[0] << 1 | aligned[1] << 2
 
 
-def check_inputs(a: Operand, b: Operand) -> tuple[int, int, int]:
-    """Check two factors against each other and return (m, n, k).
+def check_inputs(a: Operand, b: Operand) -> ProductShape:
+    """Check two factors against each other and return the shape of their product.
 
     Raises
     ------
     TypeError : for a dtype that no kernel takes, mixed dtypes, or one operand on the host and one on a GPU.
-    ValueError : for anything but two 2-D arrays whose inner dimensions agree, or a dimension past 2³¹ − 1.
+    ValueError : for a 0-d array, inner dimensions or stacks that don't match, or a dimension past 2³¹ − 1.
     """
     for operand in (a, b):
         _check_dtype(operand)
-        dimensions = len(operand.shape)
-        if dimensions != 2:
-            remedy = (
-                f"reshape it, for instance {operand.name}[np.newaxis, :]"
-                if dimensions < 2
-                else "multiply the matrices of a stack one by one, or use np.matmul"
-            )
+        if not operand.shape:
             raise ValueError(
-                f"matmul: operand {operand.name} has {dimensions} dimension{'' if dimensions == 1 else 's'}, "
-                f"and 2 are needed; {remedy}"
+                f"matmul: operand {operand.name} has 0 dimensions and needs 1 at least (gufunc signature "
+                f"(n?,k),(k,m?)->(n?,m?)); multiply by a scalar with np.multiply, or reshape it: "
+                f"{operand.name}.reshape(1, 1)"
             )
-        if max(operand.shape) > MAX_DIMENSION:
+        if max(operand.shape[-2:]) > MAX_DIMENSION:
             raise ValueError(
                 f"matmul: {operand.name} has shape {operand.shape}; a dimension can be {MAX_DIMENSION} at most, "
                 "so split the product into blocks"
             )
-    _check_same_place(a, b)
+    if {a.kind, b.kind} != {HOST, MATRIX}:
+        check_same_place(a, b)
     if a.dtype != b.dtype:
         raise TypeError(f"matmul: a is {a.dtype} and b is {b.dtype}; convert one: b.astype(a.dtype)")
-    (m, k), (k_of_b, n) = a.shape, b.shape
-    if k != k_of_b:
-        raise ValueError(
-            "matmul: Input operand 1 has a mismatch in its core dimension 0, with gufunc signature "
-            f"(n,k),(k,m)->(n,m) (size {k_of_b} is different from {k}): a has shape {a.shape}, b has shape "
-            f"{b.shape}, and the columns of a must be as many as the rows of b"
-        )
-    return m, n, k
+    return product_shape(a.shape, b.shape)
 
 
-def check_output(out: Operand, a: Operand, b: Operand) -> None:
+def check_output(out: Operand, a: Operand, b: Operand, shape: ProductShape) -> ProductShape:
     """Check the array that the product of ``a`` and ``b`` is to be written to.
+
+    As NumPy does, broadcasts the factors to a longer stack that ``out`` may be.
+
+    Returns
+    -------
+    ``shape``, with the stack of ``out``.
 
     Raises
     ------
-    TypeError : for another dtype than the inputs', or memory in another place.
-    ValueError : for another shape than (m, n), for a read-only array, one that shares memory with an input, or one
-        whose own elements overlap.
+    TypeError : for another dtype than the inputs' or float32, or memory in another place.
+    ValueError : for another shape than the product's, for a read-only array, one that shares memory with an input, or
+        one whose own elements overlap.
     """
     name = out.name
     _check_dtype(out)
-    _check_same_place(out, a)
+    check_same_place(out, placed_by(a, b))
     if out.dtype not in (a.dtype, "float32"):
         also = "" if a.dtype == "float32" else " or float32"
         raise TypeError(f"matmul: {name} is {out.dtype} and the product is {a.dtype}; pass {name} as {a.dtype}{also}")
-    shape = (a.shape[0], b.shape[1])
-    if out.shape != shape:
-        raise ValueError(f"matmul: {name} has shape {out.shape}; the product has shape {shape}")
+    stack = _stack_of_output(out.shape, shape)
+    if stack is None:
+        raise ValueError(f"matmul: {name} has shape {out.shape}; the product has shape {shape.result}")
     if out.readonly:
         raise ValueError(f"matmul: {name} is read-only; pass an array that can be written")
     if overlaps_itself(out):
@@ -196,6 +191,16 @@ def check_output(out: Operand, a: Operand, b: Operand) -> None:
                 f"matmul: {name} shares memory with {operand.name}, which is read while {name} is written; "
                 f"pass another array as {name}, or {operand.name}.copy()"
             )
+    return shape._replace(batch=stack, result=out.shape)
+
+
+def _stack_of_output(out: tuple[int, ...], shape: ProductShape) -> tuple[int, ...] | None:
+    """The axes of ``out`` that products are stacked along, or None if it can't hold the product."""
+    own = len(shape.result) - len(shape.batch)  # axes of one product, without those that vectors take away
+    split = len(out) - own
+    if split < len(shape.batch) or out[split:] != shape.result[len(shape.batch) :]:
+        return None
+    return out[:split] if broadcast(shape.batch, out[:split]) == out[:split] else None
 
 
 def check_scale(name: str, value: Any) -> float:
@@ -222,7 +227,17 @@ def _check_dtype(operand: Operand) -> None:
         )
 
 
-def _check_same_place(x: Operand, y: Operand) -> None:
+def placed_by(a: Operand, b: Operand) -> Operand:
+    """The factor that says where a product is computed and its result lies.
+
+    That is ``a``, except that of a ``Matrix`` and an array in host memory it is the latter: such a product is one of
+    host arrays of which an operand has been uploaded before.
+    """
+    return b if a.kind == MATRIX and b.kind == HOST else a
+
+
+def check_same_place(x: Operand, y: Operand) -> None:
+    """Raise TypeError if one operand is in host memory and the other on a GPU."""
     if x.on_device != y.on_device:
         host, device = (y, x) if x.on_device else (x, y)
         raise TypeError(

@@ -28,6 +28,21 @@ def make_config(**parameters: int | str) -> Config:
     return tuple(sorted(parameters.items()))
 
 
+def layout_forms() -> tuple[Config, ...]:
+    """The forms of a kernel that multiplies row-major and column-major factors, by 16 and by 4 bytes an access.
+
+    A layout is a parameter only where it is ``"column"``.
+    """
+    return tuple(
+        make_config(
+            **{key: layout for key, layout in (("a_layout", a), ("b_layout", b)) if layout != "row"}, vector_width=width
+        )
+        for a in ("row", "column")
+        for b in ("row", "column")
+        for width in (4, 1)
+    )
+
+
 class Geometry(NamedTuple):
     """What a form of a kernel is launched with: (BM, BN, BK), threads a block, bytes of dynamic shared memory."""
 
@@ -68,12 +83,14 @@ class KernelLaunch:
 class LaunchPlan:
     """The launches, in order on one stream, that carry out a product, and the bytes of workspace they share.
 
-    ``k_per_split`` is the depth of one part where K is split, else 0; the error bound depends on it.
+    ``k_per_split`` is the depth of one part where K is split, else 0; the error bound depends on it. ``main`` is the
+    index of the first launch that multiplies.
     """
 
     launches: tuple[KernelLaunch, ...]
     workspace_bytes: int = 0
     k_per_split: int = 0
+    main: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,6 +121,8 @@ class KernelSpec:
     geometry_of : what a form is launched with, where forms differ in it.
     select : a form for a problem, a number of SMs and a compute capability, where a list of forms wouldn't do.
     plan_of : the launches of a problem, where one with the usual parameters wouldn't do.
+    candidates : the forms that are worth timing for a problem, for the same arguments as ``select``'s.
+    refuses : why the kernel can't take a problem in any form, in words, or None; for kernels of special shapes.
     """
 
     name: str
@@ -127,6 +146,8 @@ class KernelSpec:
     geometry_of: Callable[[Config], Geometry] | None = field(default=None, repr=False)
     select: Callable[[Problem, int, tuple[int, int]], Config] | None = field(default=None, repr=False)
     plan_of: Callable[[KernelSpec, Problem, Config], LaunchPlan] | None = field(default=None, repr=False)
+    candidates: Callable[[Problem, int, tuple[int, int]], list[Config]] | None = field(default=None, repr=False)
+    refuses: Callable[[Problem], str | None] | None = field(default=None, repr=False)
 
     def entry(self, config: Config) -> str:
         """The name of the PTX entry of one compiled form."""
@@ -141,6 +162,10 @@ class KernelSpec:
             return self.geometry_of(config)
         return Geometry(self.block_tile, self.threads)
 
+    def blocks_per_sm(self, config: Config) -> int:
+        """Occupancy promised to ptxas for one form: its parameter ``blocks_per_sm`` if it has one."""
+        return int(dict(config).get("blocks_per_sm", self.min_blocks_per_sm))
+
     def grid(self, m: int, n: int, config: Config = ()) -> int:
         """Blocks in the one-dimensional grid: the tiles of C, row by row.
 
@@ -153,13 +178,17 @@ class KernelSpec:
         """The constraint of ``config`` that ``problem`` doesn't meet, in words, or None."""
         if problem.dtype not in self.dtypes:
             return f"dtype {problem.dtype} is not one of {', '.join(self.dtypes)}"
+        if self.refuses is not None and (reason := self.refuses(problem)) is not None:
+            return reason
         parameters = dict(config)
         if parameters.get("dtype", problem.dtype) != problem.dtype:
             return f"dtype {problem.dtype} is not {parameters['dtype']}"
         if self.grid(problem.m, problem.n, config) > MAX_GRID:
             return f"the grid needs more than {MAX_GRID} blocks"
-        if self.select is None and not problem.is_row_major:
-            return "a matrix is column-major"
+        if self.select is None:
+            for name, layout in (("a", problem.a_layout), ("b", problem.b_layout)):
+                if parameters.get(f"{name}_layout", "row") != layout:
+                    return f"{name.upper()} is {layout}-major"
         width = parameters.get("vector_width", 1)
         return problem.unaligned_for(width) if isinstance(width, int) and width > 1 else None
 

@@ -71,7 +71,7 @@ def reference(
 
     Parameters
     ----------
-    a, b : (M, K) and (K, N) arrays.
+    a, b : (M, K) and (K, N) arrays, or stacks of them.
     c : (M, N), needed if ``beta`` isn't 0.
     c_dtype : element type of the result, for the rounding to it; empty for that of ``a``.
     tensor_core : compute capability whose tensor cores multiply the 16-bit factors; None for FP32 arithmetic.
@@ -105,7 +105,7 @@ def reference(
         return Reference(value, bound)
 
     magnitude = abs(alpha) * (np.abs(a64) @ np.abs(b64)) + np.abs(c_part)
-    roundings = a.shape[1] + (0 if alpha == 1 and beta == 0 else 1) + (2 if beta != 0 else 0)
+    roundings = a.shape[-1] + (0 if alpha == 1 and beta == 0 else 1) + (2 if beta != 0 else 0)
     bound = gamma_fp32(roundings) * magnitude + (roundings + 1) * 0.5 * _SMALLEST_SUBNORMAL
     if c_dtype != "float32":
         from numba_gemm.tensorcore.bound import output_bound

@@ -1,4 +1,4 @@
-"""Shared fixtures. GPU tests carry the mark `gpu` and are skipped, with the reason, where there is none."""
+"""Shared fixtures. Tests marked `gpu` are skipped without a GPU, those marked `slow` unless `--slow` is given."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ def _why_no_gpu() -> str | None:
     return None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="also run the tests that compile for minutes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--slow"):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="compiles for minutes; run with --slow"))
     reason = _why_no_gpu()
     if reason is None:
         return
@@ -28,8 +36,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def kernel_cache(tmp_path, monkeypatch):
     """An empty kernel cache of the test's own, on disk and in memory."""
-    from numba_gemm import compile as compile_package
+    from numba_gemm.compile import compiler
 
     monkeypatch.setenv("NUMBA_GEMM_CACHE_DIR", str(tmp_path / "kernels"))
-    monkeypatch.setattr(compile_package, "_kernels", {})
+    monkeypatch.setattr(compiler, "_kernels", {})
     return tmp_path / "kernels"

@@ -22,7 +22,7 @@ from numba_gemm.choose import choose
 from numba_gemm.emulate import run_form
 from numba_gemm.emulator.machine import Machine
 from numba_gemm.problem import ALIGNMENT, Problem
-from numba_gemm.spec import Addresses, Config, KernelSpec, describe_config
+from numba_gemm.spec import Addresses, Config, KernelSpec, describe_config, make_config
 
 SEED = 21
 ARCH, SM_COUNT = (9, 0), 132  # an H200
@@ -147,8 +147,8 @@ def fill(case: HalfCase, which: int, shape: tuple[int, int]) -> NDArray[Any]:
     return bits.astype(unsigned).view(numpy_dtype(dtype))
 
 
-def plan(kernel: str, case: HalfCase) -> tuple[Problem, KernelSpec, Config, list[Image]]:
-    """The product as it lies in memory, and the form that an H200 runs."""
+def plan(kernel: str, case: HalfCase, form: str = "") -> tuple[Problem, KernelSpec, Config, list[Image]]:
+    """The product as it lies in memory, and the form that an H200 runs, or the one that is described."""
     images = [place(case, 0), place(case, 1), place(case, 2, poison=case.beta == 0)]
     problem = Problem(
         *(case.m, case.n, case.k, case.dtype),
@@ -162,12 +162,18 @@ def plan(kernel: str, case: HalfCase) -> tuple[Problem, KernelSpec, Config, list
             known for known in spec.configs if tile_of(spec, known) == case.form and dict(known)["dtype"] == case.dtype
         ]
         config = wanted[0]
-    return problem, spec, config, images
+    return problem, spec, described(form) if form else config, images
 
 
-def emulate(kernel: str, case: HalfCase) -> tuple[NDArray[Any], str]:
-    """C by the emulator, and the form that ran, in words."""
-    problem, spec, config, images = plan(kernel, case)
+def described(form: str) -> Config:
+    """The config that ``describe_config`` put into words."""
+    pairs = (item.split("=") for item in form.split())
+    return make_config(**{key: int(value) if value.isdigit() else value for key, value in pairs})
+
+
+def emulate(kernel: str, case: HalfCase, form: str = "") -> tuple[NDArray[Any], str]:
+    """C by the emulator, in the form that is described or would be chosen, and that form in words."""
+    problem, spec, config, images = plan(kernel, case, form)
     machine = Machine(f"sm_{ARCH[0]}{ARCH[1]}")
     addresses = []
     for image in images:

@@ -193,7 +193,7 @@ def test_inspect_of_a_tensor_core_kernel_counts_mmas_for_each_matrix_load(capsys
     text = capsys.readouterr().out
     assert "HMMA per LDSM: 2.67 (12 LDSM for 32 HMMA)." in text
     assert "LDGSTS" in text
-    assert "Other forms of this kernel: --config dtype=float16" in text
+    assert "Other forms of this kernel:\n  --config dtype=float16\n" in text
 
 
 @needs_disassembler

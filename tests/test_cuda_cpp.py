@@ -26,6 +26,7 @@ from numba_gemm.emulator.hazards import SharedMemoryRace
 from numba_gemm.emulator.tensorcore import rule
 from numba_gemm.errors import CompileError, KernelConstraintError
 from numba_gemm.fallback import FALLBACKS, REPACK, fallback_for
+from numba_gemm.fp32.repack import copies
 from numba_gemm.problem import Problem
 from numba_gemm.tensorcore.bound import tensorcore_bound
 from numba_gemm.validate import check, reference
@@ -96,11 +97,14 @@ def offset(matrix):
 
 
 def problem_of(a, b, c, alpha, beta):
-    pitches = (x.strides[0] // x.itemsize for x in (a, b, c))
+    columns = [x.strides[1] != x.itemsize for x in (a, b, c)]
+    pitches = (x.strides[int(column)] // x.itemsize for x, column in zip((a, b, c), columns, strict=True))
     offsets = (offset(x) for x in (a, b, c))
+    a_layout, b_layout, _ = ("column" if column else "row" for column in columns)
     return Problem(
-        *a.shape[:1], b.shape[1], a.shape[1], a.dtype.name, *pitches, *offsets, alpha, beta, c_dtype=c.dtype.name
-    )
+        *a.shape[:1], b.shape[1], a.shape[1], a.dtype.name, *pitches, *offsets, alpha, beta, c_dtype=c.dtype.name,
+        a_layout=a_layout, b_layout=b_layout,
+    )  # fmt: skip
 
 
 def run(text, spec, problem, a, b, c, arch="sm_90"):
@@ -111,6 +115,8 @@ def run(text, spec, problem, a, b, c, arch="sm_90"):
     args = [*words, *sizes, *pitches, np.float32(problem.alpha), np.float32(problem.beta)]
     if spec.abi == "gemm_16":
         args.append(np.uint32(problem.flags))
+    if spec.batched:
+        args += [np.int64(0)] * 3
     return emulator.launch(text, spec.grid(problem.m, problem.n), spec.threads, args, arch=arch)
 
 
@@ -149,7 +155,7 @@ def test_fp32_twins_are_right_at_every_shape(ptx, name, compiler):
         run(ptx(spec, config, (9, 0), compiler), spec, problem, a, b, c)
         verdict = check(c, expected, exact=case.exact)
         assert verdict, f"{case}: {verdict.message}"
-    assert used == set(spec.configs)
+    assert used == {config for config in spec.configs if "column" not in dict(config).values()}
 
 
 @pytest.mark.parametrize(("name", "config"), [form for form in FORMS if form[0] in FP32], ids=form_id)
@@ -162,6 +168,7 @@ def test_fp32_twins_give_the_bits_of_the_numba_kernels(ptx, name, config):
     compilers = {"nvcc" if find_tool("nvcc") else "nvrtc"}
     texts = [ptx(spec, config, (9, 0), compiler) for compiler in compilers]
     original = compile_kernel(numba, config, (9, 0)).ptx
+    ran = False
     for case in (
         Case(68, 72, 36, inputs="special", alpha=0.625, beta=2.5),
         Case(36, 132, 12, inputs="wide", alpha=3.0, beta=0.1),
@@ -169,15 +176,21 @@ def test_fp32_twins_give_the_bits_of_the_numba_kernels(ptx, name, config):
         Case(35, 39, 21, inputs="random", alpha=-1.5, beta=0.375),
     ):
         a, b, c = fp32_inputs.draw(case)
+        if "a_layout" in dict(config):
+            a = np.asfortranarray(a)
+        if "b_layout" in dict(config):
+            b = np.asfortranarray(b)
         problem = problem_of(a, b, c, case.alpha, case.beta)
         if spec.unmet(problem, config):
             continue
+        ran = True
         want = c.copy()
         run(original, numba, problem, a, b, want)
         for text in texts:
             got = c.copy()
             run(text, spec, problem, a, b, got)
             np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32), str(case))
+    assert ran
 
 
 def lay_out(values, dtype, layout):
@@ -278,16 +291,20 @@ def test_every_barrier_closes_a_hazard(ptx, name):
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("size", REPACK)
 def test_repack_twin(ptx, size, compiler):
-    spec = REPACK[size]
-    for config in spec.configs:
-        text = ptx(spec, config, (9, 0), compiler)
-        source = np.random.default_rng(3).integers(0, 2**16, (37, 70)).astype(f"u{size}")
-        source = source.T if dict(config)["transposed"] else source[:, ::-2]
-        target = np.zeros(source.shape, f"u{size}")
-        strides = [np.int64(s // size) for x in (source, target) for s in x.strides]
-        sizes = [np.uint32(x) for x in source.shape]
-        emulator.launch(text, spec.grid(*source.shape), spec.threads, [source, target, *sizes, *strides])
+    """A stack of three: stepped, transposed, and with aligned rows that end in part of a group."""
+    spec, used = REPACK[size], set()
+    numbers = np.random.default_rng(3).integers(0, 2**16, (3, 70, 80)).astype(f"u{size}")
+    for source in (numbers[:, :, ::-2], numbers.swapaxes(1, 2), numbers[:, :, :77]):
+        rows, columns = source.shape[1:]
+        target = np.zeros((3, rows, columns + -columns % 8), f"u{size}")[:, :, :columns]
+        strides = [tuple(s // size for s in x.strides) for x in (source, target)]
+        (copy,) = copies(size, source.shape, 0, strides[0], 0, strides[1])
+        used.add(copy.config)
+        text = ptx(spec, copy.config, (9, 0), compiler)
+        sizes, others = [np.uint32(x) for x in copy.values[2:4]], [np.int64(x) for x in copy.values[4:]]
+        emulator.launch(text, copy.grid, copy.threads, [source, target, *sizes, *others])
         np.testing.assert_array_equal(target, source)
+    assert used == set(spec.configs)
 
 
 # --- machine code

@@ -13,7 +13,8 @@ from numba_gemm.arrays import NUMBA, Operand, as_operand, overlap, overlaps_itse
 from numba_gemm.choose import choose
 from numba_gemm.device.driver import is_available
 from numba_gemm.errors import KernelConstraintError
-from numba_gemm.problem import MAX_DIMENSION, Problem, check_inputs, check_output
+from numba_gemm.problem import Problem, check_inputs, check_output
+from numba_gemm.stack import MAX_DIMENSION, product_shape
 
 F32 = np.float32
 
@@ -28,8 +29,8 @@ BAD_INPUTS = {
     "inner dimensions": (lambda: (ones(3, 4), ones(5, 6)), ValueError, "mismatch in its core dimension"),
     "0-d": (lambda: (np.ones((), F32), B), ValueError, "a has 0 dimensions"),
     "scalar": (lambda: (np.float32(1), B), TypeError, "float32, not an array"),
-    "1-d": (lambda: (A, ones(4)), ValueError, "b has 1 dimension,"),
-    "3-d": (lambda: (ones(2, 3, 4), B), ValueError, "a has 3 dimensions"),
+    "vector": (lambda: (A, ones(5)), ValueError, "columns of a must be as many as the elements of b"),
+    "stacks": (lambda: (ones(2, 3, 4), ones(3, 4, 5)), ValueError, "could not be broadcast together"),
     "float64": (lambda: (A.astype(float), B.astype(float)), TypeError, r"a is float64.*astype\(np.float32\)"),
     "mixed dtypes": (lambda: (A, B.astype(np.float16)), TypeError, "b is float16"),
     "complex": (lambda: (A.astype(complex), B), TypeError, "a is complex128"),
@@ -187,7 +188,7 @@ FakeNumbaArray = type("DeviceNDArray", (FakeDeviceArray,), {"__module__": "numba
 def test_host_and_device_mixed(order):
     a, b = (A, FakeNumbaArray((4, 5))) if order == "host first" else (FakeNumbaArray((3, 4)), B)
     host, device = ("a", "b") if order == "host first" else ("b", "a")
-    message = rf"{host} is a NumPy array in host memory and {device} is a device array .*to_device\({host}\)"
+    message = rf"{host} is a NumPy array in host memory and {device} is a .* in GPU memory.*to_device\({host}\)"
     with pytest.raises(TypeError, match=message):
         ng.matmul(a, b)
 
@@ -203,10 +204,7 @@ def test_device_arrays_do_not_run_on_the_cpu():
             ng.matmul(FakeNumbaArray((3, 4)), FakeNumbaArray((4, 5)), **options)
 
 
-def test_arrays_of_other_packages_are_told_how_to_come_in():
-    other = type("Tensor", (FakeDeviceArray,), {"__module__": "torch"})
-    with pytest.raises(TypeError, match=r"a is a torch array; pass numba.cuda.as_cuda_array\(a\)"):
-        ng.matmul(other((3, 4)), FakeNumbaArray((4, 5)))
+SHAPE = product_shape((4, 4), (4, 4))
 
 
 def test_device_outputs_are_checked_too():
@@ -214,11 +212,11 @@ def test_device_outputs_are_checked_too():
     for pointer, problem in ((4096, "shares memory with a"), (8192 + 60, "shares memory with b")):
         out = as_operand("out", FakeNumbaArray((4, 4), pointer=pointer))
         with pytest.raises(ValueError, match=problem):
-            check_output(out, a, b)
+            check_output(out, a, b, SHAPE)
     readonly_out = as_operand("out", FakeNumbaArray((4, 4), pointer=1 << 16, readonly=True))
     with pytest.raises(ValueError, match="read-only"):
-        check_output(readonly_out, a, b)
-    check_output(as_operand("out", FakeNumbaArray((4, 4), pointer=4096 + 64)), a, b)
+        check_output(readonly_out, a, b, SHAPE)
+    check_output(as_operand("out", FakeNumbaArray((4, 4), pointer=4096 + 64)), a, b, SHAPE)
 
 
 def operand(shape, strides, pointer=0):
@@ -272,3 +270,26 @@ def test_checks_ignore_what_a_namespace_pretends():
     """An object with a wrong attribute of the interface's name is no array."""
     with pytest.raises(TypeError, match="not an array"):
         ng.matmul(SimpleNamespace(__cuda_array_interface__=None), B)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"memory_limit": 0}, ValueError, "positive number of bytes"),
+        ({"memory_limit": -1}, ValueError, "positive number of bytes"),
+        ({"memory_limit": 1e9}, TypeError, "number of bytes"),
+        ({"memory_limit": True}, TypeError, "number of bytes"),
+        ({"progress": 3}, TypeError, "function that takes"),
+        ({"stream": "first"}, TypeError, "stream"),
+        ({"stream": 7}, TypeError, "host memory"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_bad_options(options, error, message, device):
+    out = np.full((3, 5), 7, F32)
+    with pytest.raises(error, match=message):
+        ng.matmul(A, B, out=out, device=device, **options)
+    with pytest.raises(error, match=message):
+        ng.gemm(A, B, out, device=device, **options)
+    assert (out == 7).all()

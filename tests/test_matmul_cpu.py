@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import numba_gemm as ng
-from numba_gemm import api
+from numba_gemm import no_gpu as no_gpu_warning
 from numba_gemm.cases import Case, small_cases
 from numba_gemm.device.driver import is_available
 from numba_gemm.validate import check, reference
@@ -70,7 +70,7 @@ def test_readonly_inputs_are_welcome():
 
 @pytest.mark.skipif(is_available(), reason="there is a GPU, so 'auto' uses it")
 def test_auto_without_a_gpu_warns_once_and_computes(monkeypatch):
-    monkeypatch.setattr(api, "_warned_no_gpu", False)
+    monkeypatch.setattr(no_gpu_warning, "_warned", False)
     a, b, _ = Case(5, 6, 7).make()
     with pytest.warns(RuntimeWarning, match="no NVIDIA GPU") as caught:
         result = ng.matmul(a, b)

@@ -1,8 +1,11 @@
-"""The ceiling of tensor-core kernels: how fast a GPU executes ``mma.sync`` when all operands are in registers.
+"""The ceilings of kernels: how fast a GPU executes ``mma.sync`` on registers, and how fast it reads its memory.
 
-Each warp issues :data:`TILES` independent instructions again and again. There is no memory to wait for, so what is
-measured is the tensor pipe, at the clock and the power that the GPU allows at that moment; it is timed interleaved
-with the kernels that are compared with it.
+:class:`Ceiling` is that of tensor-core kernels. Each warp issues :data:`TILES` independent instructions again and
+again. There is no memory to wait for, so what is measured is the tensor pipe, at the clock and the power that the GPU
+allows at that moment; it is timed interleaved with the kernels that are compared with it.
+
+:class:`ReadBandwidth` is that of kernels that are bound by memory: every 16 bytes of a buffer are loaded once, added up
+and forgotten.
 """
 
 from __future__ import annotations
@@ -142,3 +145,101 @@ class Ceiling:
         copy_to_host(cycles, self._cycles.pointer, 0)
         synchronize()
         return float(cycles.max())
+
+
+#: Of the reading kernel: threads a block, 16-byte loads in flight a thread, blocks an SM.
+READERS, LOADS, READ_BLOCKS_PER_SM = 512, 8, 2
+
+_READ_ABI = struct.Struct("<2QI")  # the buffer; where a sum that can't be goes; whole rounds of the grid
+
+
+def read_ptx() -> str:
+    """A loop of coalesced 16-byte loads over a buffer, :data:`LOADS` of them in flight in each thread."""
+    loads = "\n".join(
+        f"    ld.global.nc.L1::no_allocate.L2::128B.v4.f32 {{ {', '.join(f'%v{4 * i + j}' for j in range(4))} }}, "
+        f"[%at + {16 * READERS * i}];"
+        for i in range(LOADS)
+    )
+    adds = "\n".join(f"    add.f32 %sum{i % 4}, %sum{i % 4}, %v{i};" for i in range(4 * LOADS))
+    return f""".version 8.0
+.target sm_75
+.address_size 64
+.visible .entry read_bandwidth(.param .u64 buffer, .param .u64 out, .param .u32 rounds)
+.maxntid {READERS}, 1, 1
+.minnctapersm {READ_BLOCKS_PER_SM}
+{{
+    .reg .f32 %v<{4 * LOADS}>, %sum<4>;
+    .reg .b32 %thread, %block, %blocks, %rounds, %offset;
+    .reg .b64 %at, %out, %stride;
+    .reg .pred %p;
+    ld.param.u64 %at, [buffer];
+    ld.param.u64 %out, [out];
+    ld.param.u32 %rounds, [rounds];
+    mov.u32 %thread, %tid.x;
+    mov.u32 %block, %ctaid.x;
+    mov.u32 %blocks, %nctaid.x;
+    mul.lo.u32 %offset, %thread, 16;
+    mad.wide.u32 %at, %block, {16 * READERS * LOADS}, %at;
+    cvt.u64.u32 %stride, %offset;
+    add.u64 %at, %at, %stride;
+    mul.wide.u32 %stride, %blocks, {16 * READERS * LOADS};
+    mov.f32 %sum0, 0f00000000;
+    mov.f32 %sum1, 0f00000000;
+    mov.f32 %sum2, 0f00000000;
+    mov.f32 %sum3, 0f00000000;
+ROUND:
+{loads}
+{adds}
+    add.u64 %at, %at, %stride;
+    sub.u32 %rounds, %rounds, 1;
+    setp.ne.u32 %p, %rounds, 0;
+    @%p bra ROUND;
+    add.f32 %sum0, %sum0, %sum1;
+    add.f32 %sum2, %sum2, %sum3;
+    add.f32 %sum0, %sum0, %sum2;
+    setp.eq.f32 %p, %sum0, 0f7F7FFFFF;      // never; keeps the loads alive
+    @%p st.global.f32 [%out], %sum0;
+    ret;
+}}
+"""
+
+
+READ = KernelSpec(
+    name="read_bandwidth",
+    title="reading memory",
+    idea="nothing but loads",
+    block_tile=(1, 4 * READERS * LOADS, 1),
+    thread_tile=(1, 4 * LOADS),
+    threads=READERS,
+    loads_per_fma=None,
+    build=read_ptx,
+    source="ptx",
+    abi="read_bandwidth",
+    helpers=(),
+    entry_name="read_bandwidth",
+)
+
+
+class ReadBandwidth:
+    """The reading kernel on a GPU, ready to be timed as one contender among others.
+
+    Attributes
+    ----------
+    bytes : read by one :meth:`read`: as much of a buffer as whole rounds of the grid cover.
+    """
+
+    def __init__(self, context: Context, buffer_bytes: int) -> None:
+        self._function = load(compile_kernel(READ, (), context.device.compute_capability), context)
+        self._blocks = READ_BLOCKS_PER_SM * context.device.sm_count
+        per_round = 16 * READERS * LOADS * self._blocks
+        self._rounds = buffer_bytes // per_round
+        if not self._rounds:
+            raise ValueError(f"the buffer has {buffer_bytes} bytes; one round of the grid reads {per_round}")
+        self.bytes = self._rounds * per_round
+        self._out = DeviceBuffer(16, 0)
+        synchronize()
+
+    def read(self, pointer: int, stream: int) -> None:
+        """Launch once on a buffer at this address."""
+        values = (pointer, self._out.pointer, self._rounds)
+        launch(self._function, (self._blocks, 1, 1), (READERS, 1, 1), _READ_ABI, values, stream=stream)

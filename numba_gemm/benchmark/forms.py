@@ -89,14 +89,15 @@ def shown_forms(
 ) -> list[tuple[str, Config, Arch]]:
     """The forms that a report of several kernels shows, in ladder order.
 
-    One element type of each kernel; and of a kernel that has a form for each problem the largest, the middle and the
-    smallest tile.
+    One element type of each kernel, for row-major matrices; and of a kernel that has a form for each problem the
+    largest, the middle and the smallest tile.
     """
     shown = []
     for name in kernels:
         spec = get_spec(name)
         for arch in archs:
             forms = typed_forms(name, arch, dtype) if arch >= spec.min_arch else []
+            forms = [config for config in forms if "column" not in dict(config).values()]
             if spec.select is not None and len(forms) > SHOWN_OF_MANY:
                 forms = [forms[0], forms[len(forms) // 2], forms[-1]]
             shown += [(name, config, arch) for config in forms]

@@ -16,7 +16,7 @@ from numba_gemm._version import __version__
 from numba_gemm.errors import NumbaGemmError
 
 #: The subcommands, in the order of the help; each is a module here.
-COMMANDS = ("bench", "check", "inspect", "profile", "fragments", "info")
+COMMANDS = ("bench", "check", "inspect", "profile", "tune", "fragments", "info")
 
 _EXAMPLES = """\
 examples:
@@ -28,6 +28,7 @@ examples:
   numba-gemm check --device emulator       the same of the GPU kernels' PTX, run on the CPU
   numba-gemm profile v6                    wavefronts, bank conflicts, sectors: by ncu, or by the emulator
   numba-gemm inspect v7 --arch sm_80       registers, occupancy and instruction mix, without a GPU
+  numba-gemm tune --suite small            measure the fastest kernels on this GPU and remember them
   numba-gemm fragments m16n8k16 --lane 5   who holds what in a tensor-core instruction
   numba-gemm info                          what was found, and how to get what wasn't
 

@@ -176,8 +176,9 @@ def _print_one(console: Console, spec: KernelSpec, config: Config, report: FormR
         console.print(line, markup=False)
     others = [other for other in spec.configs if other != config]
     if others and spec.select is None:
-        names = ", ".join(f"--config {form_options(spec, other)}" for other in others)
-        console.print(f"Other forms of this kernel: {names}", markup=False)
+        console.print("Other forms of this kernel:")
+        for other in others:
+            console.print(f"  --config {form_options(spec, other)}", markup=False)
 
 
 def loop_facts(report: FormReport) -> list[str]:

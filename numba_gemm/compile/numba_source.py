@@ -53,15 +53,48 @@ GEMM_BATCHED_SIGNATURE = types.void(*GEMM_SIGNATURE.args, *[types.int64] * 3)
 
 
 def _repack_signature(element: Any) -> Any:
-    """Source, target; rows, columns; row and column stride of each."""
+    """Source, target; rows, columns; row and column stride of each, batch stride of each."""
     pointer = types.CPointer(element)
-    return types.void(pointer, pointer, *[types.uint32] * 2, *[types.int64] * 4)
+    return types.void(pointer, pointer, *[types.uint32] * 2, *[types.int64] * 6)
 
+
+#: W, x, y; J outputs, K, depth of one part of K; ldw, stride of x, of y; alpha, beta; batch strides of W, x, y; stride
+#: from one part's y to the next.
+GEMV_SIGNATURE = types.void(*GEMM_BATCHED_SIGNATURE.args, types.int64)
+
+#: Partial sums, y; J, number of parts; stride of y; alpha, beta; batch stride of y.
+GEMV_SUM_SIGNATURE = types.void(
+    FLOAT_POINTER, FLOAT_POINTER, *[types.uint32] * 2, types.int64, *[types.float32] * 2, types.int64
+)
+
+#: W, X, C, workspace; J, I, K; ldw, strides of X along I and K, of C along I and J; alpha, beta; batch strides.
+SKINNY_SIGNATURE = types.void(
+    *[FLOAT_POINTER] * 4, *[types.uint32] * 3, *[types.int64] * 5, *[types.float32] * 2, *[types.int64] * 3
+)
+
+#: Workspace, C; J, I, K, blocks of the product's launch; strides of C along I and J; alpha, beta; batch stride of C.
+SKINNY_FIXUP_SIGNATURE = types.void(
+    *[FLOAT_POINTER] * 2, *[types.uint32] * 4, *[types.int64] * 2, *[types.float32] * 2, types.int64
+)
+
+#: As GEMM_BATCHED_SIGNATURE; workspace; tiles whose k is shared, blocks that share it, stages of each such block.
+GEMM_SPLIT_SIGNATURE = types.void(*GEMM_BATCHED_SIGNATURE.args, FLOAT_POINTER, *[types.uint32] * 3)
+
+#: Workspace, C; M, N; ldc; alpha, beta; batch stride of C; shared tiles, blocks, stages of a block, stages in K.
+SPLIT_K_SUM_SIGNATURE = types.void(
+    *[FLOAT_POINTER] * 2, *[types.uint32] * 2, types.int64, *[types.float32] * 2, types.int64, *[types.uint32] * 4
+)
 
 #: Numba's view of the parameter lists in ``numba_gemm.abi``.
 SIGNATURES = {
+    "gemm_f32_split": GEMM_SPLIT_SIGNATURE,
+    "split_k_sum": SPLIT_K_SUM_SIGNATURE,
     "gemm_f32": GEMM_SIGNATURE,
     "gemm_f32_batched": GEMM_BATCHED_SIGNATURE,
+    "gemv": GEMV_SIGNATURE,
+    "gemv_sum": GEMV_SUM_SIGNATURE,
+    "skinny": SKINNY_SIGNATURE,
+    "skinny_fixup": SKINNY_FIXUP_SIGNATURE,
     "repack_16": _repack_signature(types.uint16),
     "repack_32": _repack_signature(types.uint32),
 }

@@ -52,6 +52,44 @@ __device__ __forceinline__ float4 load_group(const float* __restrict__ X, unsign
     return group;
 }
 
+// How a tile[k][x] of shared memory is filled, x being a row of A or a column of B, in groups of four. Along: the
+// neighbours in global memory are neighbours in x, and a group is one 16-byte store (A column-major, B row-major).
+// Across: they are neighbours in k, and a group goes down a column of the tile (A row-major, B column-major).
+template <bool along, int vector_width, unsigned width, unsigned depth, unsigned threads>
+struct TileCopy {
+    static constexpr unsigned GROUPS = (along ? width : depth) / 4;  // side by side in global memory
+
+    // Where the first element of a thread's group lies in the tile.
+    static __device__ __forceinline__ unsigned k(unsigned thread, unsigned copy)
+    {
+        return along ? thread / GROUPS + copy * (threads / GROUPS) : thread % GROUPS * 4;
+    }
+
+    static __device__ __forceinline__ unsigned x(unsigned thread, unsigned copy)
+    {
+        return along ? thread % GROUPS * 4 : thread / GROUPS + copy * (threads / GROUPS);
+    }
+
+    static __device__ __forceinline__ float4 load(const float* __restrict__ X, unsigned k, unsigned K, unsigned x,
+                                                  unsigned extent, long long leading_dimension)
+    {
+        return along ? load_group<vector_width>(X, k, K, x, extent, leading_dimension)
+                     : load_group<vector_width>(X, x, extent, k, K, leading_dimension);
+    }
+
+    static __device__ __forceinline__ void store(float (*tile)[width], unsigned k, unsigned x, float4 group)
+    {
+        if (along) {
+            *reinterpret_cast<float4*>(&tile[k][x]) = group;
+        } else {
+            tile[k][x] = group.x;
+            tile[k + 1][x] = group.y;
+            tile[k + 2][x] = group.z;
+            tile[k + 3][x] = group.w;
+        }
+    }
+};
+
 // Four consecutive floats of shared memory in one 16-byte access.
 __device__ __forceinline__ void load_shared_v4(float* values, const float* shared)
 {

@@ -6,8 +6,10 @@
 //             2 barriers for 512 FMAs a thread.
 // Bound by    the two barriers round each tile, and two-way bank conflicts in the reads of B.
 //
-// VECTOR_WIDTH=4 needs K % 4 == 0 and N % 4 == 0, and base pointers and row strides that are multiples of 16 bytes.
+// VECTOR_WIDTH=4 needs whole groups of 4 in the direction in which elements are neighbours, N % 4 == 0 for C, and base
+// pointers and strides that are multiples of 16 bytes.
 // VECTOR_WIDTH=1 does the same with guarded 4-byte global accesses; in shared memory both forms are alike.
+// A_COLUMN_MAJOR, B_COLUMN_MAJOR: the layouts; lda, ldb are then the strides of columns. blockIdx.z is the batch index.
 
 #include "sgemm.cuh"
 
@@ -17,43 +19,51 @@
 #ifndef VECTOR_WIDTH
 #define VECTOR_WIDTH 4
 #endif
+#ifndef A_COLUMN_MAJOR
+#define A_COLUMN_MAJOR 0
+#endif
+#ifndef B_COLUMN_MAJOR
+#define B_COLUMN_MAJOR 0
+#endif
 
 constexpr unsigned BM = 128, BN = 128, BK = 8;
 constexpr unsigned TM = 8, TN = 8;
 constexpr unsigned THREADS = BM * BN / (TM * TN);
 constexpr unsigned VECTOR = 4;
-constexpr unsigned A_GROUPS = BK / VECTOR, B_GROUPS = BN / VECTOR;  // 16-byte groups in one row of each tile
+typedef TileCopy<A_COLUMN_MAJOR, VECTOR_WIDTH, BM, BK, THREADS> ACopy;
+typedef TileCopy<!B_COLUMN_MAJOR, VECTOR_WIDTH, BN, BK, THREADS> BCopy;
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 KERNEL_NAME(const float* __restrict__ A, const float* __restrict__ B, float* C,
-            unsigned M, unsigned N, unsigned K, long long lda, long long ldb, long long ldc, float alpha, float beta)
+            unsigned M, unsigned N, unsigned K, long long lda, long long ldb, long long ldc, float alpha, float beta,
+            long long stride_a, long long stride_b, long long stride_c)
 {
     __shared__ __align__(16) float As[BK][BM];  // transposed
     __shared__ __align__(16) float Bs[BK][BN];
     float accumulator[TM][TN] = {};
     float a_values[TM], b_values[TN];
 
+    A += blockIdx.z * stride_a;
+    B += blockIdx.z * stride_b;
+    C += blockIdx.z * stride_c;
     const unsigned thread = threadIdx.x;
     const unsigned tiles_n = (N + BN - 1) / BN;
     const unsigned tile_row = blockIdx.x / tiles_n * BM;
     const unsigned tile_column = blockIdx.x % tiles_n * BN;
 
     // The group of 4 in each tile that this thread copies.
-    const unsigned a_row_in_tile = thread / A_GROUPS, a_column_in_tile = thread % A_GROUPS * VECTOR;
-    const unsigned b_row_in_tile = thread / B_GROUPS, b_column_in_tile = thread % B_GROUPS * VECTOR;
+    const unsigned a_k = ACopy::k(thread, 0), a_row_in_tile = ACopy::x(thread, 0);
+    const unsigned b_k = BCopy::k(thread, 0), b_column_in_tile = BCopy::x(thread, 0);
 
     // The block of outputs that this thread owns.
     const unsigned first_row = thread / (BN / TN) * TM;
     const unsigned first_column = thread % (BN / TN) * TN;
 
     for (unsigned k0 = 0; k0 < K; k0 += BK) {
-        const float4 a = load_group<VECTOR_WIDTH>(A, tile_row + a_row_in_tile, M, k0 + a_column_in_tile, K, lda);
-        const float4 b = load_group<VECTOR_WIDTH>(B, k0 + b_row_in_tile, K, tile_column + b_column_in_tile, N, ldb);
-        As[a_column_in_tile][a_row_in_tile] = a.x;
-        As[a_column_in_tile + 1][a_row_in_tile] = a.y;
-        As[a_column_in_tile + 2][a_row_in_tile] = a.z;
-        As[a_column_in_tile + 3][a_row_in_tile] = a.w;
-        *reinterpret_cast<float4*>(&Bs[b_row_in_tile][b_column_in_tile]) = b;
+        const float4 a = ACopy::load(A, k0 + a_k, K, tile_row + a_row_in_tile, M, lda);
+        const float4 b = BCopy::load(B, k0 + b_k, K, tile_column + b_column_in_tile, N, ldb);
+        ACopy::store(As, a_k, a_row_in_tile, a);
+        BCopy::store(Bs, b_k, b_column_in_tile, b);
         __syncthreads();  // the tile is whole before anyone reads it
 
 #pragma unroll

@@ -7,7 +7,7 @@
 // Each tile   4 16-byte loads of A and 4 of B a thread; 2 barriers for 2048 FMAs a thread.
 // Bound by    the barriers round each tile, and 128 accumulators a thread, which leave room for 12 warps an SM.
 //
-// VECTOR_WIDTH is 4 or 1, as in v6.
+// VECTOR_WIDTH is 4 or 1, A_COLUMN_MAJOR and B_COLUMN_MAJOR are 1 or 0, as in v6. blockIdx.z is the batch index.
 
 #include "sgemm.cuh"
 
@@ -16,6 +16,12 @@
 #endif
 #ifndef VECTOR_WIDTH
 #define VECTOR_WIDTH 4
+#endif
+#ifndef A_COLUMN_MAJOR
+#define A_COLUMN_MAJOR 0
+#endif
+#ifndef B_COLUMN_MAJOR
+#define B_COLUMN_MAJOR 0
 #endif
 
 constexpr unsigned BM = 128, BN = 128, BK = 16;
@@ -27,19 +33,24 @@ constexpr unsigned LANES_N = STRIP / TN;  // lanes side by side in a strip
 constexpr unsigned COLUMNS = WNITER * TN;
 constexpr unsigned THREADS = 32 * (BM / WM) * (BN / WN);
 constexpr unsigned VECTOR = 4;
-constexpr unsigned A_GROUPS = BK / VECTOR, B_GROUPS = BN / VECTOR;  // 16-byte groups in one row of each tile
-constexpr unsigned COPIES = BM * BK / (VECTOR * THREADS);           // groups of each tile that one thread copies
+constexpr unsigned COPIES = BM * BK / (VECTOR * THREADS);  // groups of each tile that one thread copies
+typedef TileCopy<A_COLUMN_MAJOR, VECTOR_WIDTH, BM, BK, THREADS> ACopy;
+typedef TileCopy<!B_COLUMN_MAJOR, VECTOR_WIDTH, BN, BK, THREADS> BCopy;
 
 // Three blocks an SM: 168 registers a thread.
 extern "C" __global__ void __launch_bounds__(THREADS, 3)
 KERNEL_NAME(const float* __restrict__ A, const float* __restrict__ B, float* C,
-            unsigned M, unsigned N, unsigned K, long long lda, long long ldb, long long ldc, float alpha, float beta)
+            unsigned M, unsigned N, unsigned K, long long lda, long long ldb, long long ldc, float alpha, float beta,
+            long long stride_a, long long stride_b, long long stride_c)
 {
     __shared__ __align__(16) float As[BK][BM];  // transposed
     __shared__ __align__(16) float Bs[BK][BN];
     float accumulator[TM][COLUMNS] = {};
     float a_values[TM], b_values[COLUMNS];
 
+    A += blockIdx.z * stride_a;
+    B += blockIdx.z * stride_b;
+    C += blockIdx.z * stride_c;
     const unsigned thread = threadIdx.x;
     const unsigned tiles_n = (N + BN - 1) / BN;
     const unsigned tile_row = blockIdx.x / tiles_n * BM;
@@ -57,20 +68,13 @@ KERNEL_NAME(const float* __restrict__ A, const float* __restrict__ B, float* C,
         for (unsigned begin = 0; begin < COPIES; begin += 2) {
 #pragma unroll
             for (unsigned copy = begin; copy < begin + 2; ++copy) {
-                const unsigned row = thread / A_GROUPS + copy * (THREADS / A_GROUPS);
-                const unsigned column = thread % A_GROUPS * VECTOR;
-                const float4 a = load_group<VECTOR_WIDTH>(A, tile_row + row, M, k0 + column, K, lda);
-                As[column][row] = a.x;
-                As[column + 1][row] = a.y;
-                As[column + 2][row] = a.z;
-                As[column + 3][row] = a.w;
+                const unsigned k = ACopy::k(thread, copy), row = ACopy::x(thread, copy);
+                ACopy::store(As, k, row, ACopy::load(A, k0 + k, K, tile_row + row, M, lda));
             }
 #pragma unroll
             for (unsigned copy = begin; copy < begin + 2; ++copy) {
-                const unsigned row = thread / B_GROUPS + copy * (THREADS / B_GROUPS);
-                const unsigned column = thread % B_GROUPS * VECTOR;
-                *reinterpret_cast<float4*>(&Bs[row][column]) =
-                    load_group<VECTOR_WIDTH>(B, k0 + row, K, tile_column + column, N, ldb);
+                const unsigned k = BCopy::k(thread, copy), column = BCopy::x(thread, copy);
+                BCopy::store(Bs, k, column, BCopy::load(B, k0 + k, K, tile_column + column, N, ldb));
             }
         }
         __syncthreads();  // the tile is whole before anyone reads it

@@ -3,38 +3,68 @@
 A kernel's parameters are the bytes that its PTX declares, in order, each at its natural alignment. They are packed
 with :mod:`struct` into a buffer that belongs to the calling thread and handed over through
 ``CU_LAUNCH_PARAM_BUFFER_POINTER``; the driver copies them before the call returns.
+
+The driver's function is called through :mod:`ctypes` at the address that ``cuGetProcAddress`` gives, with the launch's
+configuration (``CUlaunchConfig``) and the parameters side by side in that buffer: a prepared launch is one
+``pack_into`` and one call with four arguments.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import importlib
 import struct
 import threading
+from collections.abc import Callable
 from typing import Any
 
-from numba_gemm.device.driver import describe, driver
+from numba_gemm.device.driver import check, describe, driver
 from numba_gemm.device.module import Function
 from numba_gemm.errors import CudaError
 
-_BUFFER_BYTES = 1024
 _PARAM_END, _PARAM_BUFFER_POINTER, _PARAM_BUFFER_SIZE = 0, 1, 2  # CU_LAUNCH_PARAM_* in cuda.h
+_MAX_PARAMETERS = 4096  # bytes
+
+#: CUlaunchConfig: grid, block, dynamic shared bytes; stream; attributes and their number. Then the size of the
+#: parameters, which the driver reads through a pointer, and the parameters.
+_HEAD = struct.Struct("<7I4xQQI4xQ")
+_SIZE_AT = 56
+_PARAMETERS_AT = 64
+#: A prepared launch writes all of it at once: grid … shared bytes; stream; attributes … size; the parameters.
+_PREPARED = "<32sQ24s3Q{}s"
 
 
-class _ParameterBuffer(threading.local):
+class _LaunchBuffer(threading.local):
+    """A thread's buffer: ``parts`` are the buffer, its address, and that of the list by which the driver reads it."""
+
     def __init__(self) -> None:
-        self.data = ctypes.create_string_buffer(_BUFFER_BYTES)
-        self.size = ctypes.c_size_t(0)
-        self.extra = (ctypes.c_void_p * 5)(
+        data = ctypes.create_string_buffer(_PARAMETERS_AT + _MAX_PARAMETERS)
+        address = ctypes.addressof(data)
+        self._extra = (ctypes.c_void_p * 5)(
             _PARAM_BUFFER_POINTER,
-            ctypes.addressof(self.data),
+            address + _PARAMETERS_AT,
             _PARAM_BUFFER_SIZE,
-            ctypes.addressof(self.size),
+            address + _SIZE_AT,
             _PARAM_END,
         )
-        self.address = ctypes.addressof(self.extra)
+        self.parts = (data, address, ctypes.addressof(self._extra))
 
 
-_buffer = _ParameterBuffer()
+_buffer = _LaunchBuffer()
+
+
+@functools.cache
+def driver_function(name: str, *argument_types: Any) -> Callable[..., int]:
+    """A function of the CUDA driver by name, for calls where a microsecond counts; returns its error code."""
+    pointer = int(check(driver().cuGetProcAddress(name.encode(), 12000, 0), f"cuGetProcAddress({name})")[0])
+    if pointer == 0:
+        raise CudaError(f"the CUDA driver has no {name}; update it to R525 or later", code=500)
+    return ctypes.CFUNCTYPE(ctypes.c_int, *argument_types)(pointer)
+
+
+def _launch_function() -> Callable[..., int]:
+    return driver_function("cuLaunchKernelEx", *[ctypes.c_void_p] * 4)
 
 
 def launch(
@@ -54,13 +84,52 @@ def launch(
     CudaError : names the kernel, its grid and block. An error of an earlier asynchronous kernel also shows here,
         and the message says so.
     """
+    data, config, extra = _buffer.parts
+    _HEAD.pack_into(data, 0, *grid, *block, dynamic_shared_bytes, stream, 0, 0, parameters.size)
+    parameters.pack_into(data, _PARAMETERS_AT, *values)
+    code = _launch_function()(config, int(function.handle), None, extra)
+    if code != 0:
+        raise _failed(code, function, grid, block)
+
+
+#: Launches with these as the kernel's first three parameters, on a stream: ``launch(first, second, third, stream)``.
+PreparedLaunch = Callable[[int, int, int, int], None]
+
+
+def prepare_launch(
+    function: Function,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    parameters: bytes,
+    *,
+    dynamic_shared_bytes: int = 0,
+) -> PreparedLaunch:
+    """A launch of which only the first three parameters, addresses, and the stream are left open.
+
+    ``parameters`` are all of the kernel's, those three with any value. The function that is returned launches
+    asynchronously and raises :class:`CudaError` as :func:`launch` does.
+    """
+    handle = int(function.handle)
+    call = _launch_function()
+    head = struct.pack("<7I4x", *grid, *block, dynamic_shared_bytes)
+    zeros_and_size = struct.pack("<QI4xQ", 0, 0, len(parameters))
+    tail = parameters[24:]
+    pack_into = struct.Struct(_PREPARED.format(len(tail))).pack_into
     buffer = _buffer
-    parameters.pack_into(buffer.data, 0, *values)
-    buffer.size.value = parameters.size
-    (code,) = driver().cuLaunchKernel(function.handle, *grid, *block, dynamic_shared_bytes, stream, 0, buffer.address)
-    if int(code) != 0:
-        raise CudaError(
-            f"launching kernel {function.name} with grid {grid} and block {block} failed: {describe(code)} "
-            "(a fault of an earlier kernel in this context is also reported here)",
-            code=int(code),
-        )
+
+    def prepared(first: int, second: int, third: int, stream: int) -> None:
+        data, config, extra = buffer.parts
+        pack_into(data, 0, head, stream, zeros_and_size, first, second, third, tail)
+        if code := call(config, handle, None, extra):
+            raise _failed(code, function, grid, block)
+
+    return prepared
+
+
+def _failed(code: int, function: Function, grid: tuple[int, int, int], block: tuple[int, int, int]) -> CudaError:
+    result = importlib.import_module("cuda.bindings.driver").CUresult(code)
+    return CudaError(
+        f"launching kernel {function.name} with grid {grid} and block {block} failed: {describe(result)} "
+        "(a fault of an earlier kernel in this context is also reported here)",
+        code=code,
+    )

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .bulk_copy import bulk
 from .memory_ops import address_of, count_global
 from .module import Imm, Instruction, Reg
 from .program import Decoder, Run, op
@@ -17,6 +18,8 @@ from .program import Decoder, Run, op
 @op("cp")
 def cp(d: Decoder, ins: Instruction) -> Run:
     mods = ins.mods
+    if mods[:2] == ("async", "bulk"):
+        return bulk(d, ins)
     if mods[0] != "async" or {"bulk", "mbarrier", "reduce"} & set(mods):
         raise d.unsupported(ins)
     if "commit_group" in mods:

@@ -71,6 +71,8 @@ def atom(d: Decoder, ins: Instruction) -> Run:
     key, row, offset = d.address(ins, operands[0])
     values = [d.src(ins, o, kind) for o in operands[1 : 3 if name == "cas" else 2]]
     space = space_of(ins)
+    if space == "cluster":
+        raise d.unsupported(ins, "atomics on another block's shared memory")
     bits = WIDTHS[kind]
     width = bits // 8
     register = f"u{bits}"
@@ -99,7 +101,7 @@ def apply(
     b: Any, space: str, address: np.ndarray, given: list[np.ndarray], name: str, kind: str, width: int
 ) -> np.ndarray:
     """Perform the operation for the active lanes, one lane after the other where they share an address."""
-    if space == "shared":
+    if space in ("shared", "cluster"):
         shared = b.shared
         flat = shared.place(b, address, width, b.sel)
         cells = shared.cells(flat, width)

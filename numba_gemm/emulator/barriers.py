@@ -136,8 +136,7 @@ class BarrierUnit:
                 barrier.arrived += 1
                 barrier.warps.add(warp)
                 if b.launch.shared_bytes:
-                    row = b.shared.arrive(warp)
-                    barrier.published = row if barrier.published is None else np.maximum(barrier.published, row)
+                    barrier.published = b.shared.join(barrier.published, b.shared.arrive(warp))
             expected = barrier.expected
             if expected is None:
                 span = b.live[key[0] * b.block_lanes : (key[0] + 1) * b.block_lanes]

@@ -8,17 +8,24 @@ gives way, so that a thread may spin on what another one writes.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .barriers import BarrierUnit
+from .bulk_copy import BulkUnit
+from .clusters import ClusterUnit
 from .convergence import Park
 from .hazards import Deadlock, DivergentBarrier, Hazard, StepLimit
+from .mbarrier import MbarrierUnit
 from .memory import LOCAL_WINDOW, SHARED_WINDOW
 from .program import Program
+from .proxies import ProxiedSharedMemory
+from .register_pool import RegisterPool
 from .registers import STORAGE, RegisterFile
 from .shared import SharedMemory
+from .wgmma import WarpgroupUnit
 
 if TYPE_CHECKING:
     from .machine import LaunchState
@@ -49,9 +56,20 @@ class Batch:
         self.nlive = self.started = int(np.count_nonzero(self.live))
         self.sel: Threads = None
         self.pc = 0
-        self.shared = SharedMemory(
-            blocks.size, launch.shared_bytes, self.warps, program.cell if launch.shared_bytes else 4
-        )
+        cell = program.cell if launch.shared_bytes else 4
+        self.proxied = launch.proxied
+        self.shared: Any
+        if self.proxied:
+            self.shared = ProxiedSharedMemory(
+                blocks.size, launch.shared_bytes, self.warps, cell, math.prod(launch.cluster)
+            )
+            self.mbarriers = MbarrierUnit(self)
+            self.bulk = BulkUnit(self)
+            self.warpgroups = WarpgroupUnit(self)
+            self.cluster = ClusterUnit(self)
+            self.pool = RegisterPool(self)
+        else:
+            self.shared = SharedMemory(blocks.size, launch.shared_bytes, self.warps, cell)
         self.local_bytes = program.local_bytes
         self.local = np.zeros(self.n * max(self.local_bytes, 16), np.uint8)
         self.local_base = np.arange(self.n, dtype=np.int64) * max(self.local_bytes, 16)
@@ -91,6 +109,8 @@ class Batch:
         shape = self.block_shape
         grid = self.launch.grid
         one = np.uint64(1)
+        if self.proxied and "cluster" in stem:
+            return self.cluster.special(stem, axis_index)
         if stem == "%tid":
             place = self.lane_in_block
             return (place % shape[0], place // shape[0] % shape[1], place // (shape[0] * shape[1]))[axis_index]
@@ -154,6 +174,12 @@ class Batch:
         if address is not None and space == "local":
             address &= LOCAL_WINDOW - 1
         raise self.hazard(kind, message, lane, self.pc, space=space, address=address)
+
+    def fault(
+        self, kind: type[Hazard], message: str, lane: int, space: str | None = None, address: int | None = None
+    ) -> Hazard:
+        """A hazard of one lane at the instruction that executes."""
+        return self.hazard(kind, message, lane, self.pc, space=space, address=address)
 
     # --- selections
 
@@ -228,7 +254,9 @@ class Batch:
         after = -1
         while True:
             if not groups:
-                if self.parked or self.barriers.waiting():
+                if self.proxied and self.mbarriers.unstick():
+                    continue
+                if self.parked or self.barriers.waiting() or self.asleep():
                     self.stuck()
                 break
             if after >= 0:
@@ -274,8 +302,13 @@ class Batch:
                 self.add(nearest, threads)
                 return -1
             self.pc = end
+            try:
+                result = self.terminate(terminators[end], end)
+            except Park as park:
+                self.sel = threads
+                self.park(end, threads, park)
+                return -1
             self.count(end, end + 1, warps, size)
-            result = self.terminate(terminators[end], end)
             self.steps += 1
             if self.steps > self.launch.limit:
                 raise self.hazard(StepLimit, f"more than {self.launch.limit} jumps", None, end)
@@ -338,6 +371,28 @@ class Batch:
         # those that wait for lanes of the same warp may have waited for these
         for pc in list(self.parked):
             self.add(pc, self.parked.pop(pc))
+        if self.proxied:
+            self.leave(index)
+
+    def leave(self, lanes: np.ndarray) -> None:
+        """Threads have exited: nothing that they started may still use their shared memory."""
+        self.bulk.leave(lanes)
+        for block in np.unique(lanes // self.block_lanes).tolist():
+            span = slice(block * self.block_lanes, (block + 1) * self.block_lanes)
+            if not self.live[span].any():
+                self.mbarriers.leave(block, int(lanes[0]))
+                self.bulk.leave_block(block, int(lanes[0]))
+                self.shared.leave(self, block, int(lanes[0]))
+            self.cluster.settle(block // self.cluster.size)
+
+    def asleep(self) -> list[tuple[int, int]]:
+        """(lane, pc) of threads that wait for an mbarrier, their cluster or registers."""
+        if not self.proxied:
+            return []
+        found = [(int(w.lanes[0]), w.pc) for _, w in self.mbarriers.waiting()]
+        cluster = self.cluster.waiting()
+        found += [cluster] if cluster is not None else []
+        return found + [(int(lanes[0]), pc) for pc, _, _, lanes in self.pool.waiters]
 
     def stuck(self) -> None:
         """No thread can go on: say why."""
@@ -345,11 +400,17 @@ class Batch:
         for pc, threads in sorted(self.parked.items()):
             line, text = self.program.text_of(pc)
             where.append(f"{threads.size} threads at line {line} ({text.strip()})")
+        asleep = self.asleep()
+        if asleep:
+            states = self.mbarriers.describe() + self.cluster.describe() + self.pool.describe()
+            states += self.barriers.describe() + [f"{text} wait for others of their warpgroup" for text in where]
+            raise self.hazard(Deadlock, "nobody can go on: " + "; ".join(states), *asleep[0])
         if self.parked:
             pc, threads = next(iter(sorted(self.parked.items())))
             raise self.hazard(
                 DivergentBarrier,
-                "lanes wait for lanes of their warp that never come: " + "; ".join(where + self.barriers.describe()),
+                "lanes wait for lanes of their warp or warpgroup that never come: "
+                + "; ".join(where + self.barriers.describe()),
                 int(threads[0]), pc,
             )  # fmt: skip
         partial = self.barriers.partial()

@@ -8,7 +8,7 @@ import numpy as np
 
 from .hazards import Trap
 from .module import Group, Imm, Instruction, Operand, Sym, Variable
-from .program import Decoder, Run, Terminator, call_target, op
+from .program import OPS, Decoder, Run, Terminator, call_target, op
 
 
 def _label(d: Decoder, ins: Instruction, name: str) -> int:
@@ -161,7 +161,8 @@ def bar(d: Decoder, ins: Instruction) -> Run | Terminator:
     if mods[0] == "warp":
         return warp_barrier(d, ins)
     if mods[0] == "cluster":
-        raise d.unsupported(ins, "thread-block clusters")
+        cluster: Terminator = OPS["barrier.cluster"](d, ins)
+        return cluster
     aligned = ins.op == "bar" or "aligned" in ins.mods
     kind = mods[0]
     operands = list(ins.operands)

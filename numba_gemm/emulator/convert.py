@@ -393,8 +393,3 @@ def isspacep(d: Decoder, ins: Instruction) -> Run:
     window = np.uint64(_WINDOWS[_space(ins)])
     mask = np.uint64(WINDOW_MASK)
     return simple(d, ins, ["pred", "u64"], lambda a: (a & mask) == window)
-
-
-@op("mapa", "getctarank")
-def no_clusters(d: Decoder, ins: Instruction) -> Run:
-    raise d.unsupported(ins, "thread-block clusters")

@@ -25,6 +25,12 @@ class Counters:
     atomics : atomic operations by warps.
     barriers : barrier instructions by warps.
     async_copies : `cp.async` instructions by warps.
+    tensor_loads, tensor_stores : `cp.async.bulk.tensor` copies, one for each thread that issues one.
+    tensor_load_bytes, tensor_store_bytes : shared memory that those wrote (in every block that a multicast reaches) and
+        read, elements outside of the tensor included.
+    bulk_loads, bulk_stores, bulk_load_bytes, bulk_store_bytes : the same of `cp.async.bulk` without a tensor map.
+    wgmma_instructions : `wgmma.mma_async` by warps (four for each product).
+    mbarrier_operations : `mbarrier` instructions by warps.
     """
 
     instructions: int = 0
@@ -48,6 +54,16 @@ class Counters:
     atomics: int = 0
     barriers: int = 0
     async_copies: int = 0
+    tensor_loads: int = 0
+    tensor_load_bytes: int = 0
+    tensor_stores: int = 0
+    tensor_store_bytes: int = 0
+    bulk_loads: int = 0
+    bulk_load_bytes: int = 0
+    bulk_stores: int = 0
+    bulk_store_bytes: int = 0
+    wgmma_instructions: int = 0
+    mbarrier_operations: int = 0
     instructions_by_class: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, int]:
@@ -96,7 +112,7 @@ def opcode_class(op: str, mods: tuple[str, ...]) -> str:
     if op in ("barrier", "bar"):
         return "bar"
     if op == "cp":
-        return "cp.async"
-    if op == "wmma":
-        return f"wmma.{mods[0]}"
+        return "cp.async.bulk" if "bulk" in mods else "cp.async"
+    if op in ("wmma", "wgmma"):
+        return f"{op}.{mods[0]}"
     return op

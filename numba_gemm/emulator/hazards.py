@@ -60,6 +60,34 @@ class SharedMemoryRace(Hazard):
     """Two threads touched the same shared bytes, one of them writing, and nothing ordered the two."""
 
 
+class MissingProxyFence(Hazard):
+    """The asynchronous proxy touched shared bytes that ordinary accesses wrote, with no `fence.proxy.async` between."""
+
+
+class UnfinishedAsyncRead(Hazard):
+    """A write to shared bytes that a bulk store or a `wgmma` still reads."""
+
+
+class MbarrierMisuse(Hazard):
+    """An operation on an mbarrier that its state, its counts or the lack of an initialisation forbid."""
+
+
+class RegistersInFlight(Hazard):
+    """A touch of registers that a `wgmma` still uses: it was not waited for."""
+
+
+class MissingWgmmaFence(Hazard):
+    """A `wgmma` on registers that other instructions touched, with no `wgmma.fence` between."""
+
+
+class EarlyExit(Hazard):
+    """Threads exited while their shared memory, or their bulk copies, were still in use."""
+
+
+class InvalidOperand(Hazard):
+    """An operand's value that the instruction does not allow: a size, a descriptor, a tensor map."""
+
+
 class DivergentBarrier(Hazard):
     """Lanes of one warp that had to execute a barrier or `.sync` instruction together did not."""
 

@@ -26,6 +26,7 @@ def launch(
     shared_bytes: int = 0,
     arch: str = "sm_90",
     blocks: Iterable[Any] | None = None,
+    cluster: Dimensions | None = None,
 ) -> Report:
     """Run a kernel of a PTX text on the CPU.
 
@@ -40,7 +41,8 @@ def launch(
     kernel : the entry's name, where the text has several.
     shared_bytes : dynamic shared memory per block.
     arch : decides how tensor cores add ("sm_80", "sm_90", …).
-    blocks : run only these blocks of the grid (linear indices or (x, y, z)).
+    blocks : run only these blocks of the grid (linear indices or (x, y, z)), and those of their clusters.
+    cluster : blocks in a cluster; None for what the kernel's `.reqnctapercluster` says, or no clusters.
 
     Returns a `Report`. Raises `PtxSyntaxError` or `UnsupportedInstruction` for a text it can't run, `LaunchError` for
     a launch that can't be, and a `Hazard` where the kernel does what it must not; arrays are then left as they were.
@@ -56,7 +58,7 @@ def launch(
             params.append(arg)
         else:
             raise LaunchError(f"arguments are NumPy arrays or NumPy scalars, not {type(arg).__name__}")
-    report = machine.launch(program, grid, block, params, shared_bytes=shared_bytes, blocks=blocks)
+    report = machine.launch(program, grid, block, params, shared_bytes=shared_bytes, blocks=blocks, cluster=cluster)
     for array, address in placed:
         if array.size and array.flags.writeable:
             array[...] = _strided(machine, array, address)

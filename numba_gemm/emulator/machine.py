@@ -9,22 +9,43 @@ from typing import Any
 
 import numpy as np
 
-from . import async_copy, atomics, compare, control, convert, float_ops, matrix_ops, memory_ops, warp_ops
+from . import (
+    async_copy,
+    atomics,
+    clusters,
+    compare,
+    control,
+    convert,
+    fences,
+    float_ops,
+    matrix_ops,
+    mbarrier,
+    memory_ops,
+    register_pool,
+    warp_ops,
+    wgmma,
+)
 from .batch import Batch
 from .counters import Counters, opcode_class
 from .errors import LaunchError
 from .memory import DeviceMemory
 from .module import Variable
 from .program import Program, compile_program
+from .proxies import ProxiedSharedMemory
 from .report import Report
 from .shared import SharedMemory
+from .tensor_map import TensorMap, encode
 
-INSTRUCTION_SETS = (async_copy, atomics, compare, control, convert, float_ops, matrix_ops, memory_ops, warp_ops)
+INSTRUCTION_SETS = (
+    async_copy, atomics, clusters, compare, control, convert, fences, float_ops, matrix_ops, mbarrier, memory_ops,
+    register_pool, warp_ops, wgmma,
+)  # fmt: skip
 """The modules that register the instructions; importing them is what fills the table of opcodes."""
 
 MEMORY_BUDGET = 512 << 20
 LANES = 4096
 MAX_SHARED = 227 << 10
+MAX_CLUSTER = 16
 Dimensions = int | Sequence[int]
 
 
@@ -50,6 +71,7 @@ class Machine:
         self.limit = limit
         self.memory = DeviceMemory()
         self.symbols: dict[int, tuple[Variable, int]] = {}
+        self.tensor_maps: list[TensorMap] = []
 
     def alloc(self, nbytes: int, *, align: int = 256, initialised: bool = False, at: int | None = None) -> int:
         """Reserve `nbytes` of device memory and return the address.
@@ -71,6 +93,48 @@ class Machine:
         """`count` elements of `dtype` from `address`, as a new array."""
         return self.memory.read(address, dtype, count)
 
+    def place(self, array: np.ndarray, *, written: bool = True) -> int:
+        """Memory for an array with the strides and the alignment that it has; the address of its first element.
+
+        Its elements are copied and count as initialised (unless `written` is False); the bytes between them don't, so
+        that a kernel that reads beside a view is caught.
+        """
+        if not array.size:
+            return 0
+        reach = [(extent - 1) * stride for extent, stride in zip(array.shape, array.strides, strict=True)]
+        low, high = sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach) + array.itemsize
+        offset = (array.__array_interface__["data"][0] + low) % 16
+        address: int = self.memory.alloc(offset + high - low) + offset - low
+        if written:
+            data, known = self.memory.strided(address, array.dtype, array.shape, array.strides)
+            data[...] = array
+            if known is not None:
+                known[...] = 1
+        return address
+
+    def fetch(self, address: int, into: np.ndarray) -> None:
+        """Copy an array that :meth:`place` made room for back, element by element."""
+        if into.size:
+            into[...] = self.memory.strided(address, into.dtype, into.shape, into.strides)[0]
+
+    def tensor_map(
+        self,
+        address: int,
+        dtype: Any,
+        dims: Sequence[int],
+        strides: Sequence[int],
+        box: Sequence[int],
+        **options: Any,
+    ) -> bytes:
+        """A tensor map as a kernel takes it: 128 opaque bytes, for a parameter `.align 64 .b8 map[128]`.
+
+        The arguments are those of `TensorMap`, innermost dimension first; so are the `options` (`swizzle="128B"`, …)
+        and the `LaunchError` for what `cuTensorMapEncodeTiled` would refuse. The bytes may also be written to global
+        memory, at a multiple of 64.
+        """
+        self.tensor_maps.append(TensorMap(address, dtype, tuple(dims), tuple(strides), tuple(box), **options))
+        return encode(len(self.tensor_maps) - 1)
+
     def launch(
         self,
         program: Program | str,
@@ -81,18 +145,20 @@ class Machine:
         kernel: str | None = None,
         shared_bytes: int = 0,
         blocks: Iterable[Any] | None = None,
+        cluster: Dimensions | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Report:
         """Run a kernel.
 
         program: a PTX text, or what `compile_program` made of one. params: the packed parameter bytes, or a list of
         NumPy scalars, one per parameter (addresses as `np.uint64`). shared_bytes: dynamic shared memory. blocks: the
-        blocks to run, as linear indices or (x, y, z); None runs all. progress(done, total) is called after each
-        batch of blocks.
+        blocks to run, as linear indices or (x, y, z), with the rest of their clusters; None runs all. cluster: blocks
+        in a cluster, where the kernel has no `.reqnctapercluster`. progress(done, total) is called after each batch of
+        blocks.
         """
         if isinstance(program, str):
             program = compile_program(program, kernel)
-        state = LaunchState(self, program, three(grid, "grid"), three(block, "block"), params, shared_bytes)
+        state = LaunchState(self, program, three(grid, "grid"), three(block, "block"), params, shared_bytes, cluster)
         chosen = state.choose(blocks)
         step = state.blocks_per_batch()
         with np.errstate(all="ignore"):
@@ -114,6 +180,7 @@ class LaunchState:
         block: tuple[int, int, int],
         params: bytes | Sequence[Any],
         dynamic_shared: int,
+        cluster: Dimensions | None = None,
     ) -> None:
         self.machine = machine
         self.program = program
@@ -136,7 +203,23 @@ class LaunchState:
             raise LaunchError(f"a grid of {grid} is larger than a grid can be")
         if self.shared_bytes > MAX_SHARED:
             raise LaunchError(f"{self.shared_bytes} bytes of shared memory; a block can have {MAX_SHARED}")
+        self.cluster = self.cluster_shape(cluster)
+        self.proxied = program.asynchronous or self.cluster != (1, 1, 1)
         self.params = self.pack(params)
+
+    def cluster_shape(self, given: Dimensions | None) -> tuple[int, int, int]:
+        directives = self.program.kernel.directives
+        required = directives.get(".reqnctapercluster")
+        if given is None and required is None:
+            return 1, 1, 1
+        shape = three(given if given is not None else required or 1, "cluster")
+        if required and shape != three(required, ".reqnctapercluster"):
+            raise LaunchError(f"a cluster of {shape} is not the kernel's .reqnctapercluster {required}")
+        if any(n % c for n, c in zip(self.grid, shape, strict=True)):
+            raise LaunchError(f"a grid of {self.grid} is no whole number of clusters of {shape}")
+        if math.prod(shape) > MAX_CLUSTER:
+            raise LaunchError(f"a cluster of {shape} has more than {MAX_CLUSTER} blocks")
+        return shape
 
     def pack(self, params: bytes | Sequence[Any]) -> bytes:
         expected = self.program.kernel.params
@@ -159,7 +242,7 @@ class LaunchState:
     def choose(self, blocks: Iterable[Any] | None) -> np.ndarray:
         total = math.prod(self.grid)
         if blocks is None:
-            return np.arange(total, dtype=np.int64)
+            return self.by_cluster(np.arange(total, dtype=np.int64))
         found = []
         for block in blocks:
             if isinstance(block, (int, np.integer)):
@@ -172,7 +255,22 @@ class LaunchState:
             if not 0 <= linear < total:
                 raise LaunchError(f"block {block!r} is not in the grid {self.grid}")
             found.append(linear)
-        return np.array(found, np.int64)
+        return self.by_cluster(np.array(found, np.int64))
+
+    def by_cluster(self, blocks: np.ndarray) -> np.ndarray:
+        """The blocks of all the clusters of these, cluster by cluster in order of rank."""
+        x, y, z = self.cluster
+        if x * y * z == 1 or not blocks.size:
+            return blocks
+        (gx, gy, _), across, down = self.grid, self.grid[0] // x, self.grid[1] // y
+        names = blocks % gx // x + across * (blocks // gx % gy // y + down * (blocks // (gx * gy) // z))
+        _, first = np.unique(names, return_index=True)
+        name = names[np.sort(first)][:, None]
+        rank = np.arange(x * y * z)
+        plane = name // (across * down) * z + rank // (x * y)
+        row = name // across % down * y + rank // x % y
+        found: np.ndarray = name % across * x + rank % x + gx * (row + gy * plane)
+        return found.reshape(-1)
 
     def blocks_per_batch(self) -> int:
         """As many blocks as fill the lanes, within the memory budget."""
@@ -180,8 +278,14 @@ class LaunchState:
         warps = -(-self.threads // 32)
         registers = sum(max(bits, 8) // 8 * count for bits, count in program.counts.items())
         per_thread = registers + program.local_bytes + 256
-        per_block = per_thread * warps * 32 + SharedMemory.bytes_per_block(self.shared_bytes, warps, program.cell)
-        return max(1, min(self.machine.lanes // (warps * 32), MEMORY_BUDGET // per_block))
+        size = 1
+        if self.proxied:
+            size = math.prod(self.cluster)
+            shared = ProxiedSharedMemory.proxied_bytes(self.shared_bytes, warps, program.cell, size)
+        else:
+            shared = SharedMemory.bytes_per_block(self.shared_bytes, warps, program.cell)
+        per_block = per_thread * warps * 32 + shared
+        return max(1, min(self.machine.lanes // (warps * 32), MEMORY_BUDGET // per_block) // size) * size
 
     def symbol_address(self, variable: Variable) -> int:
         """Where a module-scope .global or .const variable lies; it is placed and initialised at its first use."""

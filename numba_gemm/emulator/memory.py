@@ -129,6 +129,23 @@ class DeviceMemory:
         found, offset = self.span(address, dtype.itemsize * count)
         return found.data[offset : offset + dtype.itemsize * count].copy().view(dtype)
 
+    def strided(
+        self, address: int, dtype: np.dtype | type | str, shape: tuple[int, ...], strides: tuple[int, ...]
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Views of an array that lies in one allocation, its first element at `address`, and of its map of bytes.
+
+        `strides` are in bytes and of any sign. The map, of one more axis than the array, is None where all of the
+        allocation counts as initialised.
+        """
+        dtype = np.dtype(dtype)
+        reach = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
+        low, high = sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach) + dtype.itemsize
+        found, offset = self.span(address + low, high - low)
+        data = np.ndarray(shape, dtype, found.data, offset - low, strides)
+        if found.known is None:
+            return data, None
+        return data, np.ndarray((*shape, dtype.itemsize), np.uint8, found.known, offset - low, (*strides, 1))
+
     # --- access by the lanes of an instruction
 
     def pieces(self, batch, addresses: np.ndarray, size: int):  # type: ignore[no-untyped-def]

@@ -13,7 +13,7 @@ from .banks import by_warp, global_sectors, shared_wavefronts
 from .hazards import Misaligned, OutOfBounds
 from .memory import LOCAL_WINDOW, SHARED_WINDOW, UINT, WINDOW_MASK
 from .module import WIDTHS, Addr, Instruction, Operand, Reg, Sink, Sym, Vec
-from .program import Decoder, Run, op
+from .program import OPS, Decoder, Run, op
 
 _SPACES = ("global", "shared", "local", "param", "const")
 _MASK = np.uint64(WINDOW_MASK)
@@ -22,10 +22,12 @@ _LOCAL = np.uint64(LOCAL_WINDOW)
 
 
 def space_of(ins: Instruction) -> str:
-    """The state space of an access; "generic" if the instruction names none."""
+    """The state space of an access; "generic" if the instruction names none, "cluster" for shared::cluster."""
     for mod in ins.mods:
         stem, _, where = mod.partition("::")
         if stem in _SPACES:
+            if where == "cluster":
+                return "cluster"
             if where not in ("", "cta", "entry", "func"):
                 break
             return stem
@@ -97,7 +99,7 @@ def split_generic(b: Any, address: np.ndarray) -> list[tuple[str, Any]]:
     """[(space, positions or None for all)] of generic addresses."""
     window = address.view(np.uint64) & _MASK
     first = window[0]
-    names = {0: "global", SHARED_WINDOW: "shared", LOCAL_WINDOW: "local"}
+    names = {0: "global", SHARED_WINDOW: "cluster" if b.proxied else "shared", LOCAL_WINDOW: "local"}
     if (window == first).all():
         return [(names.get(int(first), "global"), None)]
     return [(names.get(int(value), "global"), np.flatnonzero(window == value)) for value in np.unique(window)]
@@ -124,9 +126,10 @@ def load(b: Any, space: str, address: np.ndarray, width: int, words: int) -> np.
         return data
     if space == "const":
         return b.memory.load(b, address.view(np.uint64), width, words)
-    if space == "shared":
+    if space in ("shared", "cluster"):
         shared = b.shared
-        flat = shared.place(b, address, size, b.sel)
+        place = shared.place if space == "shared" else shared.place_cluster
+        flat = place(b, address, size, b.sel)
         shared.check_read(b, shared.cells(flat, size), b.sel, address)
         count_shared(b, "load", address, size)
         return shared.view(width, words)[flat >> (size.bit_length() - 1)]
@@ -154,9 +157,10 @@ def store(b: Any, space: str, address: np.ndarray, values: np.ndarray, width: in
     if space == "global":
         b.memory.store(b, address.view(np.uint64), values, width, words)
         count_global(b, "store", address, size)
-    elif space == "shared":
+    elif space in ("shared", "cluster"):
         shared = b.shared
-        flat = shared.place(b, address, size, b.sel)
+        place = shared.place if space == "shared" else shared.place_cluster
+        flat = place(b, address, size, b.sel)
         shared.check_write(b, shared.cells(flat, size), b.sel, address, values)
         count_shared(b, "store", address, size)
         shared.view(width, words)[flat >> (size.bit_length() - 1)] = values
@@ -253,6 +257,8 @@ def _kernel_parameter(d: Decoder, ins: Instruction, kind: str) -> Run | None:
 @op("st")
 def st(d: Decoder, ins: Instruction) -> Run:
     kind = ins.mods[-1]
+    if ins.mods[0] == "async":
+        return OPS["st.async"](d, ins)
     if kind == "b128" or "async" in ins.mods or "bulk" in ins.mods:
         raise d.unsupported(ins)
     space = space_of(ins)
@@ -282,9 +288,8 @@ def _nothing(b: Any) -> None:
     """Hints have no effect on results."""
 
 
-@op("prefetch", "prefetchu", "applypriority", "discard", "membar", "fence", "nop", "griddepcontrol", "setmaxnreg")
+@op("prefetch", "prefetchu", "applypriority", "discard", "nop", "griddepcontrol")
 def hint(d: Decoder, ins: Instruction) -> Run:
-    # blocks of a batch run in one thread of the host, so every store is visible at once: fences have nothing to do
     return _nothing
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .asynchronous import is_asynchronous, matrix_registers, watched
 from .errors import LaunchError, PtxSyntaxError, UnsupportedInstruction
 from .literals import immediate_bits
 from .module import (
@@ -78,6 +79,8 @@ class Program:
     cell: int = 4
     param_bytes: int = 0
     uses_shared: bool = False
+    asynchronous: bool = False
+    matrix_registers: dict[int, int] = field(default_factory=dict)
 
     def text_of(self, pc: int) -> tuple[int, str]:
         line = self.instructions[pc].line
@@ -274,6 +277,8 @@ class Decoder:
         program.uses_shared = bool(shared)
         program.local_bytes = -(-local // 16) * 16
         program.cell = self.smallest_shared_access(functions)
+        program.asynchronous = any(is_asynchronous(ins) for f in functions for ins in f.body or ())
+        program.matrix_registers = matrix_registers(functions)
         at = 0
         for function in functions:
             self.starts[function.name] = at
@@ -328,6 +333,8 @@ class Decoder:
             program.terminators.append(run)
             program.code.append(None)  # type: ignore[arg-type]
         else:
+            if program.matrix_registers and ins.op != "wgmma":
+                run = watched(run, ins, program.matrix_registers)
             if ins.guard is not None:
                 run = guarded(run, self.row_of(ins.guard), ins.guard_negated, pc)
             program.terminators.append(None)

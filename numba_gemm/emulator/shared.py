@@ -3,7 +3,7 @@
 Order is happens-before, by vector clocks per warp. Every warp has a clock; a barrier makes all that its
 participants did visible to each of them; a `.sync` instruction orders the lanes of its own warp. A cell (1, 2 or 4
 bytes: the smallest shared access of the program) remembers its last writer, and for each warp the clock of its
-last read. Tags are integers: clock << 12 | atomic << 11 | asynchronous << 10 | thread in block.
+last read. Tags are integers: clock << 18 | atomic << 17 | asynchronous << 16 | thread in block; `proxies` adds more.
 """
 
 # mypy: disable-error-code="no-any-return"
@@ -19,11 +19,12 @@ import numpy as np
 from .hazards import Misaligned, OutOfBounds, SharedMemoryRace, UninitialisedRead, UnwaitedAsyncCopy
 from .memory import UINT
 
-ASYNC = 1 << 10
-ATOMIC = 1 << 11
-CLOCK_SHIFT = 12
+ASYNC = 1 << 16
+ATOMIC = 1 << 17
+CLOCK_SHIFT = 18
+BELOW_CLOCK = (1 << CLOCK_SHIFT) - 1
 PENDING = 1 << 62
-THREAD = 1023
+THREAD = 0xFFFF
 
 
 class SharedMemory:
@@ -62,7 +63,7 @@ class SharedMemory:
         self.dirty = False
         self.tag = (self.clock << CLOCK_SHIFT)[self.warp_index] | self.thread
         self.clock32 = self.clock.astype(np.int32)[self.warp_index]
-        self.floor = (self.seen.min(axis=1) << CLOCK_SHIFT | 0xFFF)[self.warp_index]
+        self.floor = (self.seen.min(axis=1) << CLOCK_SHIFT | BELOW_CLOCK)[self.warp_index]
 
     # --- order
 
@@ -86,6 +87,10 @@ class SharedMemory:
         seen[chosen] = top[:, None, None]
         clock[chosen] = top[:, None] + 1
         self.dirty = True
+
+    def join(self, a: np.ndarray | None, b: np.ndarray) -> np.ndarray:
+        """What two who arrive at a barrier publish together; `a` may be overwritten."""
+        return b if a is None else np.maximum(a, b)
 
     def arrive(self, warp: int) -> np.ndarray:
         """What a warp of the batch publishes by arriving at a barrier: its row of clocks, itself included."""

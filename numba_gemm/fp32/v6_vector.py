@@ -13,7 +13,14 @@ Bound by    the two barriers round each tile, with nothing in flight across them
 Tried       (H200, 4096³, TFLOP/s) the k loop left rolled 31.6, written out 34.0; the register limit that two blocks an
             SM need, stated: no change, 118 registers keep it anyway.
 
-Two compiled forms, chosen at each launch. `vector_width=4` needs K % 4 == 0 and N % 4 == 0, and base pointers and row
+Layouts     A and B may each be row-major or column-major (lda, ldb are then strides of columns). B row-major and A
+            column-major are copied along their tile, A row-major and B column-major across it, transposed on the way
+            (tile_loads); after that all is the same, to the last bit. A copy across costs 4 STS with two-way bank
+            conflicts: lanes 2i and 2i + 1 hold one column at k = 0 and 4, 4 rows of 128 words apart.
+Batch       ctaid.z picks the product; matrices lie strides apart that are signed, and 0 for one that all share.
+
+Two compiled forms a layout, chosen at each launch. `vector_width=4` needs whole groups of 4 in the direction in which
+the elements of A, B and C are neighbours (for row-major factors K % 4 == 0 and N % 4 == 0), and base pointers and
 strides that are multiples of 16 bytes; a group of 4 is then wholly inside the matrix or wholly outside. Otherwise
 `vector_width=1` does the same with guarded 4-byte global accesses; in shared memory both forms are alike.
 """
@@ -21,28 +28,29 @@ strides that are multiples of 16 bytes; a group of 4 is then wholly inside the m
 from __future__ import annotations
 
 from numba_gemm.compile.unroll import unroll
-from numba_gemm.spec import KernelSpec, make_config
+from numba_gemm.spec import KernelSpec, layout_forms
 
 BM, BN, BK = 128, 128, 8
 TM, TN = 8, 8
 THREADS = BM * BN // (TM * TN)
 VECTOR = 4
 A_TILE, B_TILE = BK * BM, BK * BN  # words of shared memory
-A_GROUPS, B_GROUPS = BK // VECTOR, BN // VECTOR  # 16-byte groups in one row of each tile
 
 
-def build(vector_width: int):
+def build(vector_width: int, a_layout: str = "row", b_layout: str = "row"):
     from numba import float32, int64, uint32
 
     from numba_gemm.compile.numba_source import cuda
     from numba_gemm.fp32.epilogue import store_output, store_output_v4
-    from numba_gemm.fp32.tile_loads import load_group_scalar, load_group_v4
-    from numba_gemm.intrinsics import load_shared_v4, store_shared_v4
+    from numba_gemm.fp32.tile_loads import tile_copy
+    from numba_gemm.intrinsics import load_shared_v4, offset_pointer
 
     vectorised = vector_width == VECTOR
-    load_group = load_group_v4 if vectorised else load_group_scalar
+    size = {"vector_width": vector_width, "depth": BK, "threads": THREADS}
+    place_a, load_a, store_a = tile_copy(along=a_layout == "column", width=BM, **size)
+    place_b, load_b, store_b = tile_copy(along=b_layout == "row", width=BN, **size)
 
-    def sgemm_vector(A, B, C, M, N, K, lda, ldb, ldc, alpha, beta):
+    def sgemm_vector(A, B, C, M, N, K, lda, ldb, ldc, alpha, beta, stride_a, stride_b, stride_c):
         As = cuda.shared.array(A_TILE, float32, alignment=16)  # transposed: As[k * BM + row]
         Bs = cuda.shared.array(B_TILE, float32, alignment=16)
         accumulator = cuda.local.array((TM, TN), float32)
@@ -50,15 +58,15 @@ def build(vector_width: int):
         b_values = cuda.local.array(TN, float32)
 
         thread = uint32(cuda.threadIdx.x)
+        batch = int64(uint32(cuda.blockIdx.z))
+        A, B = offset_pointer(A, batch * stride_a), offset_pointer(B, batch * stride_b)
         tiles_n = (N + uint32(BN - 1)) // uint32(BN)
         tile_row = uint32(uint32(cuda.blockIdx.x) // tiles_n * uint32(BM))
         tile_column = uint32(uint32(cuda.blockIdx.x) % tiles_n * uint32(BN))
 
         # The group of 4 in each tile that this thread copies.
-        a_row_in_tile = thread // uint32(A_GROUPS)
-        a_column_in_tile = thread % uint32(A_GROUPS) * uint32(VECTOR)
-        b_row_in_tile = thread // uint32(B_GROUPS)
-        b_column_in_tile = thread % uint32(B_GROUPS) * uint32(VECTOR)
+        a_k, a_row_in_tile = place_a(thread, uint32(0))
+        b_k, b_column_in_tile = place_b(thread, uint32(0))
         a_row = uint32(tile_row + a_row_in_tile)
         b_column = uint32(tile_column + b_column_in_tile)
 
@@ -72,14 +80,10 @@ def build(vector_width: int):
 
         k0 = uint32(0)
         while k0 < K:
-            a0, a1, a2, a3 = load_group(A, a_row, M, uint32(k0 + a_column_in_tile), K, lda)
-            b0, b1, b2, b3 = load_group(B, uint32(k0 + b_row_in_tile), K, b_column, N, ldb)
-            a_slot = uint32(a_column_in_tile * uint32(BM) + a_row_in_tile)
-            As[a_slot] = a0
-            As[uint32(a_slot + uint32(BM))] = a1
-            As[uint32(a_slot + uint32(2 * BM))] = a2
-            As[uint32(a_slot + uint32(3 * BM))] = a3
-            store_shared_v4(Bs, uint32(b_row_in_tile * uint32(BN) + b_column_in_tile), b0, b1, b2, b3)
+            a0, a1, a2, a3 = load_a(A, uint32(k0 + a_k), K, a_row, M, lda)
+            b0, b1, b2, b3 = load_b(B, uint32(k0 + b_k), K, b_column, N, ldb)
+            store_a(As, a_k, a_row_in_tile, a0, a1, a2, a3)
+            store_b(Bs, b_k, b_column_in_tile, b0, b1, b2, b3)
             cuda.syncthreads()  # the tile is whole before anyone reads it
 
             for k in unroll(BK):
@@ -95,6 +99,7 @@ def build(vector_width: int):
             cuda.syncthreads()  # everyone has read it before anyone overwrites it
             k0 = uint32(k0 + uint32(BK))
 
+        C = offset_pointer(C, batch * stride_c)
         for i in unroll(TM):
             row = uint32(tile_row + first_row + uint32(i))
             for j in range(0, TN, VECTOR):
@@ -129,6 +134,8 @@ SPEC = KernelSpec(
     threads=THREADS,
     loads_per_fma=0.25,
     build=build,
-    configs=(make_config(vector_width=4), make_config(vector_width=1)),
+    abi="gemm_f32_batched",
+    batched=True,
+    configs=layout_forms(),
     helpers=("numba_gemm.intrinsics", "numba_gemm.fp32.epilogue", "numba_gemm.fp32.tile_loads"),
 )

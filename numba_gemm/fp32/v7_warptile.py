@@ -16,13 +16,17 @@ Tried       (H200, 4096³, TFLOP/s) the k loop left rolled 34.4; written out, 20
             registers and so three blocks 38.9, but two steps at a time 33.6. At 1024³, where a block has no
             neighbours to hide behind, the rolled loop leads: 13.1 against 9.7, its code is fetched once.
 
-Two compiled forms, as in v6: `vector_width=4` and, for odd widths and misaligned rows, `vector_width=1`.
+Layouts     as in v6. A copy across costs 4 STS with four-way bank conflicts: four lanes hold one column at k = 0, 4, 8
+            and 12.
+Batch       as in v6.
+
+Two compiled forms a layout, as in v6: `vector_width=4` and, for odd widths and misaligned rows, `vector_width=1`.
 """
 
 from __future__ import annotations
 
 from numba_gemm.compile.unroll import unroll
-from numba_gemm.spec import KernelSpec, make_config
+from numba_gemm.spec import KernelSpec, layout_forms
 
 BM, BN, BK = 128, 128, 16
 WM, WN = 64, 64
@@ -34,22 +38,23 @@ COLUMNS = WNITER * TN
 THREADS = 32 * (BM // WM) * (BN // WN)
 VECTOR = 4
 A_TILE, B_TILE = BK * BM, BK * BN  # words of shared memory
-A_GROUPS, B_GROUPS = BK // VECTOR, BN // VECTOR  # 16-byte groups in one row of each tile
 COPIES = A_TILE // (VECTOR * THREADS)  # groups of each tile that one thread copies
 
 
-def build(vector_width: int):
+def build(vector_width: int, a_layout: str = "row", b_layout: str = "row"):
     from numba import float32, int64, uint32
 
     from numba_gemm.compile.numba_source import cuda
     from numba_gemm.fp32.epilogue import store_output, store_output_v4
-    from numba_gemm.fp32.tile_loads import load_group_scalar, load_group_v4
-    from numba_gemm.intrinsics import load_shared_v4, store_shared_v4
+    from numba_gemm.fp32.tile_loads import tile_copy
+    from numba_gemm.intrinsics import load_shared_v4, offset_pointer
 
     vectorised = vector_width == VECTOR
-    load_group = load_group_v4 if vectorised else load_group_scalar
+    size = {"vector_width": vector_width, "depth": BK, "threads": THREADS}
+    place_a, load_a, store_a = tile_copy(along=a_layout == "column", width=BM, **size)
+    place_b, load_b, store_b = tile_copy(along=b_layout == "row", width=BN, **size)
 
-    def sgemm_warptile(A, B, C, M, N, K, lda, ldb, ldc, alpha, beta):
+    def sgemm_warptile(A, B, C, M, N, K, lda, ldb, ldc, alpha, beta, stride_a, stride_b, stride_c):
         As = cuda.shared.array(A_TILE, float32, alignment=16)  # transposed: As[k * BM + row]
         Bs = cuda.shared.array(B_TILE, float32, alignment=16)
         accumulator = cuda.local.array((TM, COLUMNS), float32)
@@ -57,6 +62,8 @@ def build(vector_width: int):
         b_values = cuda.local.array(COLUMNS, float32)
 
         thread = uint32(cuda.threadIdx.x)
+        batch = int64(uint32(cuda.blockIdx.z))
+        A, B = offset_pointer(A, batch * stride_a), offset_pointer(B, batch * stride_b)
         tiles_n = (N + uint32(BN - 1)) // uint32(BN)
         tile_row = uint32(uint32(cuda.blockIdx.x) // tiles_n * uint32(BM))
         tile_column = uint32(uint32(cuda.blockIdx.x) % tiles_n * uint32(BN))
@@ -71,29 +78,29 @@ def build(vector_width: int):
             for j in range(COLUMNS):
                 accumulator[i, j] = float32(0)
 
+        # The loop over the copies stays a loop where its bound is known at run time alone; written out, 16-byte copies
+        # are held in too many registers.
+        copies = COPIES
+        if vectorised:
+            copies = int64(uint32(cuda.blockDim.x) // uint32(THREADS // COPIES))
         k0 = uint32(0)
         while k0 < K:
+            # The thread's number: k0 >> 31 is 0, but the compiler doesn't know. Without it each address of the copies
+            # that no k changes is kept in registers from tile to tile, or what A and B share between their copies, and
+            # 168 don't suffice for that.
+            a_copier = uint32(thread + (k0 >> uint32(31)))
+            b_copier = uint32(thread | (k0 >> uint32(31)))
             # Two groups of A, two of B, in turn: all of A first would hold so many values at once that 168 registers
             # don't suffice.
-            for begin in range(0, COPIES, 2):
+            for begin in range(0, copies, 2):
                 for step in range(2):
-                    copy = uint32(begin + step)
-                    row_in_tile = uint32(thread // uint32(A_GROUPS) + copy * uint32(THREADS // A_GROUPS))
-                    column_in_tile = thread % uint32(A_GROUPS) * uint32(VECTOR)
-                    x, y, z, w = load_group(A, uint32(tile_row + row_in_tile), M, uint32(k0 + column_in_tile), K, lda)
-                    slot = uint32(column_in_tile * uint32(BM) + row_in_tile)
-                    As[slot] = x
-                    As[uint32(slot + uint32(BM))] = y
-                    As[uint32(slot + uint32(2 * BM))] = z
-                    As[uint32(slot + uint32(3 * BM))] = w
+                    k, row_in_tile = place_a(a_copier, uint32(begin + step))
+                    x, y, z, w = load_a(A, uint32(k0 + k), K, uint32(tile_row + row_in_tile), M, lda)
+                    store_a(As, k, row_in_tile, x, y, z, w)
                 for step in range(2):
-                    copy = uint32(begin + step)
-                    row_in_tile = uint32(thread // uint32(B_GROUPS) + copy * uint32(THREADS // B_GROUPS))
-                    column_in_tile = thread % uint32(B_GROUPS) * uint32(VECTOR)
-                    x, y, z, w = load_group(
-                        B, uint32(k0 + row_in_tile), K, uint32(tile_column + column_in_tile), N, ldb
-                    )
-                    store_shared_v4(Bs, uint32(row_in_tile * uint32(BN) + column_in_tile), x, y, z, w)
+                    k, column_in_tile = place_b(b_copier, uint32(begin + step))
+                    x, y, z, w = load_b(B, uint32(k0 + k), K, uint32(tile_column + column_in_tile), N, ldb)
+                    store_b(Bs, k, column_in_tile, x, y, z, w)
             cuda.syncthreads()  # the tile is whole before anyone reads it
 
             for k in unroll(BK):
@@ -110,6 +117,7 @@ def build(vector_width: int):
             cuda.syncthreads()  # everyone has read it before anyone overwrites it
             k0 = uint32(k0 + uint32(BK))
 
+        C = offset_pointer(C, batch * stride_c)
         for i in unroll(TM):
             row = uint32(tile_row + first_row + uint32(i))
             for strip in range(WNITER):
@@ -139,6 +147,8 @@ SPEC = KernelSpec(
     loads_per_fma=0.1875,
     build=build,
     min_blocks_per_sm=3,  # 168 registers a thread, 12 warps an SM
-    configs=(make_config(vector_width=4), make_config(vector_width=1)),
+    abi="gemm_f32_batched",
+    batched=True,
+    configs=layout_forms(),
     helpers=("numba_gemm.intrinsics", "numba_gemm.fp32.epilogue", "numba_gemm.fp32.tile_loads"),
 )

@@ -68,7 +68,7 @@ def tensorcore_bound(
 
     Parameters
     ----------
-    a, b : (M, K) and (K, N) arrays of float16, or of bfloat16 (``ml_dtypes``).
+    a, b : (M, K) and (K, N) arrays of float16, or of bfloat16 (``ml_dtypes``), or stacks of them.
     k_per_sum, fraction_bits : k and F above: 8 and 24 on sm_80 to sm_89, 16 and 25 from sm_90 on;
         ``emulator.tensorcore.rule`` has them as ``group`` and ``fraction_bits``.
     output_dtype : ``"float32"``, ``"float16"`` or ``"bfloat16"``.
@@ -102,10 +102,10 @@ def tensorcore_bound(
     a64, b64 = a.astype(np.float64), b.astype(np.float64)
     alpha, beta = float(np.float32(alpha)), float(np.float32(beta))
     least = _SMALLEST_NORMAL[names.pop()]
-    k = a.shape[1]
+    k = a.shape[-1]
     steps = -(-k // k_per_sum)
     depth = k_per_split or max(k, 1)
-    parts = -(-k // depth)
+    parts = max(-(-k // depth), 1)
     later = -(-min(depth, k) // k_per_sum) - np.arange(k) % depth // k_per_sum
     a_size, b_size = _raised(a64, least), _raised(b64, least)
 

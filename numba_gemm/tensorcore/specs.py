@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict, fields
 from typing import Any
 
 from numba_gemm.abi import PARAMETERS
 from numba_gemm.problem import ALIGNMENT, Problem
-from numba_gemm.spec import Addresses, Config, Geometry, KernelLaunch, KernelSpec, LaunchPlan, make_config
-from numba_gemm.tensorcore import t4
+from numba_gemm.spec import (
+    MAX_GRID_Z,
+    Addresses,
+    Config,
+    Geometry,
+    KernelLaunch,
+    KernelSpec,
+    LaunchPlan,
+    batch_addresses,
+    make_config,
+)
+from numba_gemm.tensorcore import t4, t4_choose
 from numba_gemm.tensorcore.source import load_ptx, specialise
 
 HALF_DTYPES = ("float16", "bfloat16")
@@ -96,7 +107,7 @@ def _t4_geometry(config: Config) -> Geometry:
 
 def _t4_select(problem: Problem, sm_count: int, arch: tuple[int, int]) -> Config:
     width = ALIGNMENT // 2
-    parameters, splits = t4.choose_form(
+    parameters, splits = t4_choose.choose_form(
         problem.m,
         problem.n,
         problem.k,
@@ -108,6 +119,7 @@ def _t4_select(problem: Problem, sm_count: int, arch: tuple[int, int]) -> Config
         b_layout=problem.b_layout,
         aligned_a=problem.misaligned("A", width) is None,
         aligned_b=problem.misaligned("B", width) is None,
+        batch=problem.batch,
     )
     return t4_config(parameters, splits)
 
@@ -115,57 +127,67 @@ def _t4_select(problem: Problem, sm_count: int, arch: tuple[int, int]) -> Config
 def _t4_plan(spec: KernelSpec, problem: Problem, config: Config) -> LaunchPlan:
     p, parameters = problem, t4_parameters(config)
     splits = int(dict(config).get("splits", 1))
-    form = _t4_text_config(config)
-    grid = parameters.grid(p.m, p.n, splits)
-    scalars = (p.m, p.n, p.k, p.lda, p.ldb, p.ldc, p.alpha, p.beta)
+    per_split = parameters.k_per_split(p.k, splits) if parameters.split_k else 0
+    plan = functools.partial(_t4_launches, spec, problem, config)
+    launches = [one for first in range(0, p.batch, MAX_GRID_Z) for one in plan(first, min(MAX_GRID_Z, p.batch - first))]
     if not parameters.split_k:
+        return LaunchPlan(tuple(launches))
+    # Launches follow one another on a stream, so the parts of the next 65535 products take the place of the last.
+    workspace = t4.T4Parameters.workspace_bytes(p.m, p.n, splits) * min(MAX_GRID_Z, p.batch)
+    return LaunchPlan(tuple(launches), workspace, per_split)
 
-        def values(at: Addresses) -> tuple[Any, ...]:
-            return (at.a, at.b, at.c, *scalars)
 
-        return LaunchPlan((KernelLaunch(spec, form, grid, PARAMETERS["t4"], values),))
+def _t4_launches(
+    spec: KernelSpec, problem: Problem, config: Config, first: int, count: int
+) -> tuple[KernelLaunch, ...]:
+    """The launches of ``count`` products of a batch: t4, and if K is split the reduction."""
+    p, parameters = problem, t4_parameters(config)
+    splits = int(dict(config).get("splits", 1))
+    form = _t4_text_config(config)
+    x, y, _ = parameters.grid(p.m, p.n, splits)
+    scalars = (p.m, p.n, p.k, p.lda, p.ldb, p.ldc, p.alpha, p.beta)
+    strides = (p.batch_stride_a, p.batch_stride_b, p.batch_stride_c)
 
+    def values(at: Addresses) -> tuple[Any, ...]:
+        return (*batch_addresses(p, at, first), *scalars, *strides)
+
+    if not parameters.split_k:
+        return (KernelLaunch(spec, form, (x, y, count), PARAMETERS["t4"], values),)
     per_split = parameters.k_per_split(p.k, splits)
 
     def part_values(at: Addresses) -> tuple[Any, ...]:
-        return (at.a, at.b, at.c, *scalars, at.workspace, per_split)
+        return (*values(at), at.workspace, per_split)
 
     def reduce_values(at: Addresses) -> tuple[Any, ...]:
-        return (at.workspace, at.c, p.m, p.n, p.ldc, p.alpha, p.beta, splits)
+        c = batch_addresses(p, at, first)[2]
+        return (at.workspace, c, p.m, p.n, p.ldc, p.alpha, p.beta, splits, p.batch_stride_c)
 
-    return LaunchPlan(
-        (
-            KernelLaunch(spec, form, grid, PARAMETERS["t4_split_k"], part_values),
-            KernelLaunch(
-                REDUCE,
-                make_config(dtype=p.c_dtype),
-                t4.reduce_grid(p.m, p.n),
-                PARAMETERS["splitk_reduce"],
-                reduce_values,
-            ),
-        ),
-        t4.T4Parameters.workspace_bytes(p.m, p.n, splits),
-        per_split,
+    slices = t4.reduce_slices(p.m, p.n, splits)
+    reduce_blocks, _, _ = t4.reduce_grid(p.m, p.n, slices)
+    reduce_config = make_config(dtype=p.c_dtype, slices=slices)
+    return (
+        KernelLaunch(spec, form, (x, y, count), PARAMETERS["t4_split_k"], part_values),
+        KernelLaunch(REDUCE, reduce_config, (reduce_blocks, 1, count), PARAMETERS["splitk_reduce"], reduce_values),
     )
 
 
-def _reduce_build(dtype: str) -> str:
-    return t4.render_reduce(_SHORT[dtype])  # type: ignore[arg-type]
+def _reduce_build(dtype: str, slices: int) -> str:
+    return t4.render_reduce(_SHORT[dtype], slices)  # type: ignore[arg-type]
 
 
 REDUCE = KernelSpec(
     name="splitk_reduce",
     title="reduce",
     idea="adds the partial products of split-K in a fixed order",
-    block_tile=(1, 4 * t4.REDUCE_LANES, 1),
+    block_tile=(1, 4 * t4.REDUCE_THREADS // t4.REDUCE_SLICES, 1),
     thread_tile=(1, 4),
-    threads=t4.REDUCE_LANES * t4.REDUCE_SLICES,
+    threads=t4.REDUCE_THREADS,
     loads_per_fma=None,
     build=_reduce_build,
     source="ptx",
     dtypes=("float32", *HALF_DTYPES),
     min_arch=(8, 0),
-    configs=tuple(make_config(dtype=dtype) for dtype in _LONG.values()),
+    configs=tuple(make_config(dtype=dtype, slices=slices) for dtype in _LONG.values() for slices in (8, 1)),
     abi="splitk_reduce",
     helpers=("numba_gemm.tensorcore.t4",),
     files=("splitk_reduce.ptx.j2",),
@@ -175,7 +197,7 @@ REDUCE = KernelSpec(
 
 def _t4_forms() -> list[Config]:
     """The forms of the tile shapes that are shipped, for packed row-major matrices."""
-    shapes: list[dict[str, Any]] = list(t4.FORMS)
+    shapes: list[dict[str, Any]] = list(t4_choose.FORMS)
     return [
         t4_config(t4.T4Parameters(dtype=element, c_dtype=element, **shape))
         for element in ("f16", "bf16")
@@ -199,6 +221,7 @@ T4 = KernelSpec(
     min_arch=(8, 0),
     configs=_T4_CONFIGS,
     abi="t4",
+    batched=True,
     helpers=("numba_gemm.tensorcore.t4", "numba_gemm.tensorcore.t4_operand"),
     files=("t4.ptx.j2", "t4_macros.ptx.j2", "t4_epilogue.ptx.j2"),
     entry_name="t4",

@@ -11,9 +11,8 @@ from __future__ import annotations
 import functools
 import operator
 import re
-import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from numba_gemm.errors import KernelConstraintError
@@ -32,15 +31,10 @@ ADDRESS_REGISTERS = 28
 SHARED_LIMIT = {(8, 0): 163 * 1024, (8, 7): 163 * 1024, (9, 0): 227 * 1024, (10, 0): 227 * 1024}
 SMALLEST_SHARED_LIMIT = 99 * 1024
 
-#: A, B, C; M, N, K; lda, ldb, ldc in elements; alpha, beta.
-ABI = struct.Struct("<3Q3I4x3q2f")
-#: The same, then the workspace and the depth of one split. C, ldc, alpha and beta are not read.
-ABI_SPLIT_K = struct.Struct("<3Q3I4x3q2fQI")
-#: Workspace, C; M, N; ldc; alpha, beta; number of splits.
-ABI_REDUCE = struct.Struct("<2Q2Iq2fI")
-
-#: Lanes, each with four columns, and slices of the splits in one block of ``splitk_reduce``.
-REDUCE_LANES, REDUCE_SLICES = 32, 8
+#: Threads of a block of ``splitk_reduce``: slices of the splits times lanes with four columns each.
+REDUCE_THREADS, REDUCE_SLICES = 256, 8
+#: Groups of four columns from which on, with few splits, a thread for each fills the GPU.
+REDUCE_MANY = 32768
 
 
 class Event(NamedTuple):
@@ -180,6 +174,17 @@ class T4Parameters:
     def fragment_registers(self) -> int:
         """Registers of the fragments, both buffers."""
         return 2 * (4 * self.tiles_m + 2 * self.tiles_n)
+
+    @property
+    def registers(self) -> int:
+        """Registers that a thread needs, by estimate. Beyond 255 the main loop would spill some to memory.
+
+        It has a pointer for each copy of an operand whose k is contiguous.
+        """
+        pointers = 0
+        if self.aligned_a and self.aligned_b:
+            pointers = sum(2 * len(operand.copies) for operand in self.operands if operand.k_contiguous)
+        return self.accumulators + self.fragment_registers + pointers + ADDRESS_REGISTERS
 
     @property
     def operands(self) -> tuple[Operand, Operand]:
@@ -350,123 +355,29 @@ def render(parameters: T4Parameters) -> str:
 
 
 @functools.lru_cache(maxsize=8)
-def render_reduce(c_dtype: OutputElement) -> str:
-    """The PTX text of ``splitk_reduce`` for one type of C."""
+def render_reduce(c_dtype: OutputElement, slices: int = REDUCE_SLICES) -> str:
+    """The PTX text of ``splitk_reduce`` for one type of C; see :func:`reduce_slices`."""
     if c_dtype not in ("f16", "bf16", "f32"):
         raise KernelConstraintError(f"splitk_reduce: c_dtype {c_dtype!r} is not 'f16', 'bf16' or 'f32'")
     template = _templates().get_template("splitk_reduce.ptx.j2")
-    threads = REDUCE_LANES * REDUCE_SLICES
-    return _tidy(template.render(c_dtype=c_dtype, lanes=REDUCE_LANES, slices=REDUCE_SLICES, threads=threads))
+    lanes = REDUCE_THREADS // slices
+    return _tidy(template.render(c_dtype=c_dtype, lanes=lanes, slices=slices, threads=REDUCE_THREADS))
 
 
-def reduce_grid(m: int, n: int) -> tuple[int, int, int]:
-    """Blocks of ``splitk_reduce``: each adds up 32 groups of four columns."""
-    return -(-m * -(-n // 4) // REDUCE_LANES), 1, 1
+def reduce_slices(m: int, n: int, splits: int) -> int:
+    """Slices of the splits that a block of ``splitk_reduce`` adds side by side: 1 or 8, which give the same bits.
+
+    With 8 slices and at most 8 splits each slice would have one split, or none.
+    """
+    return 1 if splits <= REDUCE_SLICES and m * -(-n // 4) >= REDUCE_MANY else REDUCE_SLICES
+
+
+def reduce_grid(m: int, n: int, slices: int = REDUCE_SLICES) -> tuple[int, int, int]:
+    """Blocks of ``splitk_reduce``: each adds up 32 groups of four columns, or 256 of them with one slice."""
+    return -(-m * -(-n // 4) // (REDUCE_THREADS // slices)), 1, 1
 
 
 def check_depth(k: int) -> None:
     """Raise KernelConstraintError if K is so deep that indices along it don't fit."""
     if not 0 <= k <= MAX_DIMENSION:
         raise KernelConstraintError(f"t4: K = {k} must lie in 0 … {MAX_DIMENSION}")
-
-
-class Form(NamedTuple):
-    """A tile shape that is shipped, and the tensor-pipe cycles that it takes for an ``mma`` (6.03 is the least)."""
-
-    shape: dict[str, int]
-    cycles: float
-
-
-def _forms() -> tuple[Form, ...]:
-    names = ("block_m", "block_n", "block_k", "warp_m", "warp_n", "stages", "group_m")
-    rows = (
-        ((128, 256, 64, 64, 64, 4, 8), 6.49),
-        ((256, 128, 64, 64, 64, 4, 8), 6.51),
-        ((128, 256, 64, 64, 64, 3, 8), 6.53),
-        ((128, 128, 32, 64, 64, 4, 8), 6.9),
-        ((128, 64, 64, 64, 32, 4, 8), 9.0),
-        ((64, 128, 64, 32, 64, 4, 8), 9.0),
-        ((64, 64, 64, 32, 32, 4, 8), 12.0),
-    )
-    return tuple(Form(dict(zip(names, row, strict=True)), cycles) for row, cycles in rows)
-
-
-#: Tile shapes in the order of their speed on large products (measured on an H200: 4096 cubed, BF16, row-major).
-RATED_FORMS = _forms()
-#: The same, as keyword arguments of :class:`T4Parameters`.
-FORMS = tuple(form.shape for form in RATED_FORMS)
-
-#: Of the cost model, in SM clock cycles: the start and the end of a tile, a launch, and bytes that an SM moves in one.
-TILE_CYCLES, LAUNCH_CYCLES, BYTES_PER_CYCLE = 4500, 5000, 16
-#: A split is no shallower than this.
-SHALLOWEST_SPLIT = 256
-
-
-def choose_form(
-    m: int,
-    n: int,
-    k: int,
-    sm_count: int,
-    *,
-    compute_capability: tuple[int, int] | None = None,
-    **parameters: Any,
-) -> tuple[T4Parameters, int]:
-    """The form for a product on a GPU, and the number of splits of K, by a cost model.
-
-    The busiest SM decides: it computes ``ceil(tiles · splits / sm_count)`` tiles, each in the form's cycles an ``mma``
-    and a fixed cost. With fewer than 8 warps on it an SM is slower. K is split if that shortens the whole although the
-    partial sums are written, read and added.
-
-    Parameters
-    ----------
-    compute_capability : of the GPU. Not known: only forms whose shared memory any GPU has, and a block for each tile.
-    parameters : fields of :class:`T4Parameters` other than the shape: types, layouts, alignment.
-
-    Raises
-    ------
-    KernelConstraintError : for dimensions that no form takes.
-    """
-    check_depth(k)
-    best: tuple[float, T4Parameters, int] | None = None
-    for shape, cycles in RATED_FORMS:
-        values: dict[str, Any] = {**shape, **parameters}
-        plain = T4Parameters(**values)
-        if not plain.fits(compute_capability or (0, 0)):
-            continue
-        for splits in _split_counts(plain, m, n, k, sm_count):
-            form = replace(plain, split_k=splits > 1)
-            cost = _cost(form, cycles, m, n, k, splits, sm_count)
-            if best is None or cost < best[0]:
-                best = cost, form, splits
-    assert best is not None  # the smallest form fits everywhere
-    _, form, splits = best
-    if compute_capability is None:
-        return form, splits
-    return replace(form, blocks=form.resident_blocks(sm_count, compute_capability, splits)), splits
-
-
-def _split_counts(form: T4Parameters, m: int, n: int, k: int, sm_count: int) -> set[int]:
-    """Numbers of splits worth a look: none, and those that give each SM one tile or two."""
-    tiles = form.tiles(m, n)
-    counts = {1}
-    for blocks in (sm_count, 2 * sm_count):
-        splits = min(blocks // tiles, k // SHALLOWEST_SPLIT)
-        if splits > 1:
-            # whole turns of the main loop, and then no split that is empty
-            turn = form.block_k * form.stages
-            counts.add(-(-k // (-(-k // (splits * turn)) * turn)))
-    return counts
-
-
-def _cost(form: T4Parameters, cycles: float, m: int, n: int, k: int, splits: int, sm_count: int) -> float:
-    """Estimated SM clock cycles."""
-    work = form.tiles(m, n) * splits
-    per_sm = -(-work // sm_count)
-    warps = min(8, form.threads // 32 * per_sm)
-    speed = {2: 0.45, 4: 0.8, 8: 1.0}[warps] if warps in (2, 4) else 1.0
-    depth = form.k_per_split(k, splits) if splits > 1 else k
-    mma = form.block_m * form.block_n * depth / (16 * 8 * 16) / 4
-    cost = per_sm * (mma * cycles / speed + TILE_CYCLES * form.block_m * form.block_n / (128 * 256)) + LAUNCH_CYCLES
-    if splits > 1:
-        cost += LAUNCH_CYCLES + 2 * form.workspace_bytes(m, n, splits) / (sm_count * BYTES_PER_CYCLE)
-    return cost

@@ -87,7 +87,7 @@ def test_inner_scopes_hide_registers_and_labels():
         ("bra NOWHERE;", emulator.PtxSyntaxError, "NOWHERE"),
         ("mov.u32 %x, 5", emulator.PtxSyntaxError, "expected"),
         ("mov.u32 %x, `;", emulator.PtxSyntaxError, "unexpected character"),
-        ("wgmma.fence.sync.aligned;", emulator.UnsupportedInstruction, "wgmma"),
+        ("tcgen05.wait::ld.sync.aligned;", emulator.UnsupportedInstruction, "tcgen05"),
         ("mov.u64 %z, 5;", emulator.PtxSyntaxError, "not declared"),
         (".frob .b32 q;", emulator.PtxSyntaxError, ".frob"),
     ],

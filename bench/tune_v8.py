@@ -1,0 +1,199 @@
+"""Which form of v8 is fastest here: ``python bench/tune_v8.py``. Needs a GPU and torch; takes about two minutes.
+
+For each shape of the FP32 suites: every choice that the cost model compares closely, and the forms below that aren't
+shipped, compiled side by side in processes, checked against float64, and timed interleaved with cuBLAS. The fastest and
+the model's own choice are marked; errors are relative Frobenius norms against float64, of v8 and of cuBLAS.
+
+    --suites square small …   which suites (default: all of them)
+    --shape MxNxK             this shape instead; can be given again
+    --model                   only what the model chooses
+    --rounds N                rounds of each contender (default 5)
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import importlib.util
+import math
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if importlib.util.find_spec("numba_gemm") is None:
+    sys.path.insert(0, str(ROOT))
+
+from numba_gemm.compile import compile_kernel  # noqa: E402
+from numba_gemm.errors import NumbaGemmError  # noqa: E402
+from numba_gemm.fp32.v8_choose import Choice, choices, choose_form  # noqa: E402
+from numba_gemm.fp32.v8_pipelined import SPEC  # noqa: E402
+from numba_gemm.problem import Problem  # noqa: E402
+from numba_gemm.spec import Config, KernelSpec  # noqa: E402
+
+SUITES = {
+    "square": ((2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192), (16384, 16384, 16384)),
+    "small": ((256, 256, 256), (512, 512, 512), (1024, 1024, 1024)),
+    "odd": (
+        (1000, 1001, 1002),
+        (2047, 2049, 2051),
+        (4095, 4097, 4099),
+        (4096, 4096, 4097),
+        (4096, 4095, 4096),
+        (8191, 8193, 8195),
+    ),
+    "deepk": ((128, 128, 65536), (64, 64, 262144), (256, 512, 32768)),
+    "llm": ((256, 14336, 4096), (2048, 28672, 8192), (4096, 14336, 4096), (8192, 8192, 28672)),
+}
+#: Changes to the model's form that are tried beside it; those that break a constraint are left out.
+VARIATIONS: tuple[dict[str, int], ...] = (
+    {"stages": 3},
+    {"stages": 4},
+    {"parts": 1},
+    {"parts": 2},
+    {"parts": 4},
+    {"a_width": 1},
+    {"group_m": 16},
+    {"block_n": 256, "blocks_per_sm": 1, "stages": 3},
+    {"block_m": 256, "blocks_per_sm": 1, "stages": 3},
+    {"thread_m": 8, "thread_n": 16},
+)
+WORTH_TIMING = 1.4
+MOST = 12
+
+
+def contenders(problem: Problem, sm_count: int, arch: tuple[int, int], *, model: bool) -> list[Choice]:
+    """The model's choice first, then what is tried beside it."""
+    chosen = choose_form(problem, sm_count, arch)
+    if model:
+        return [chosen]
+    near = sorted(choices(problem, sm_count, arch), key=lambda choice: choice.cycles)
+    found = [chosen, *(choice for choice in near if choice.cycles <= WORTH_TIMING * chosen.cycles)]
+    for changes in VARIATIONS:
+        try:
+            found.append(replace(chosen, parameters=replace(chosen.parameters, **changes)))
+        except NumbaGemmError:
+            continue
+    unique = {choice.config: choice for choice in found if choice.parameters.fits(arch)}
+    return list(unique.values())[: MOST + len(VARIATIONS)]
+
+
+def compile_all(problems: list[Problem], plans: list[list[Choice]], arch: tuple[int, int]) -> None:
+    """Fill the disk cache with every kernel of every plan, one process a core."""
+    wanted: dict[tuple[str, Config], KernelSpec] = {}
+    for problem, found in zip(problems, plans, strict=True):
+        for choice in found:
+            for one in SPEC.plan(problem, choice.config).launches:
+                wanted[one.spec.name, one.config] = one.spec
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
+        jobs = [pool.submit(_compile, spec.name, config, arch) for (_, config), spec in wanted.items()]
+        concurrent.futures.wait(jobs)
+
+
+def _compile(name: str, config: Config, arch: tuple[int, int]) -> None:
+    from numba_gemm.fp32 import repack, split_k_sum
+
+    specs = {SPEC.name: SPEC, split_k_sum.SPEC.name: split_k_sum.SPEC, "repack": repack.SPECS[4]}
+    compile_kernel(specs[name], config, arch)
+
+
+def measure(problem: Problem, found: list[Choice], rounds: int) -> float:
+    """Print the table of one shape; returns cuBLAS's time by that of the model's choice."""
+    import torch
+
+    from numba_gemm.benchmark.peers import find_peer
+    from numba_gemm.device.context import current_context
+    from numba_gemm.execute import Prepared, prepare_form
+    from numba_gemm.timing import set_count, time_interleaved
+
+    context = current_context()
+    m, n, k = problem.m, problem.n, problem.k
+    sets = set_count(problem.bytes_moved, context.device.l2_bytes, limit=12)
+    a = [torch.randn(m, k, device="cuda") for _ in range(sets)]
+    b = [torch.randn(k, n, device="cuda") for _ in range(sets)]
+    c = [torch.empty(m, n, device="cuda") for _ in range(sets)]
+    rows = torch.cat([torch.randint(0, m, (62,)), torch.tensor([0, m - 1])]).cuda()
+    exact = a[0][rows].double() @ b[0].double()
+    stream = torch.cuda.current_stream().cuda_stream
+
+    def error_of(launch: object) -> float:
+        c[0].fill_(float("nan"))
+        launch(0, stream)  # type: ignore[operator]
+        torch.cuda.synchronize()
+        return ((c[0][rows].double() - exact).norm() / exact.norm()).item()
+
+    peer, reason = find_peer("auto", "float32")
+    if peer is None:
+        raise SystemExit(f"cuBLAS is needed: {reason}")
+    works = [lambda i, s: peer.gemm(a[i].data_ptr(), b[i].data_ptr(), c[i].data_ptr(), m, n, k, s)]
+    names, errors = ["cublas"], [error_of(works[0])]
+    for choice in found:
+        try:
+            prepared = prepare_form(problem, SPEC, choice.config, context)
+        except NumbaGemmError as error:
+            print(f"  failed {choice.parameters.label}: {str(error).splitlines()[0]}")
+            continue
+        room = torch.empty(max(1, prepared.workspace_bytes), dtype=torch.uint8, device="cuda")
+
+        def work(i: int, s: int, prepared: Prepared = prepared, room: torch.Tensor = room) -> None:
+            there = room.data_ptr() if prepared.workspace_bytes else 0
+            prepared.launch(a[i].data_ptr(), b[i].data_ptr(), c[i].data_ptr(), s, workspace=there)
+
+        error = error_of(work)
+        if not error < 1e-5:
+            print(f"  WRONG {choice.parameters.label}: error {error:.2e}")
+            continue
+        split = f" split {choice.split_tiles}/{choice.split_blocks}" if choice.split_blocks else ""
+        copied = f" copied {choice.copied}" if choice.copied else ""
+        works.append(work)
+        names.append(f"{choice.parameters.label}{split}{copied}")
+        errors.append(error)
+    times = time_interleaved(works, sets=sets, rounds=rounds)
+    print(f"\n{m}x{n}x{k}, {sets} sets")
+    model = f"{found[0].parameters.label}"
+    for t, name, error in sorted(zip(times, names, errors, strict=True), key=lambda row: row[0].us):
+        mark = "*" if name.startswith(model) else " "
+        rate = 2e-6 * m * n * k / t.us
+        print(f" {mark}{t.us:10.2f} us {rate:6.2f} TF {t.ratio:6.3f} x cuBLAS, error {error:.2e}  {name}")
+    sys.stdout.flush()
+    return times[1].ratio if len(times) > 1 else float("nan")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suites", nargs="*", choices=list(SUITES), default=list(SUITES))
+    parser.add_argument("--shape", action="append")
+    parser.add_argument("--model", action="store_true")
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    suites = {name: SUITES[name] for name in args.suites}
+    if args.shape:
+        shapes = [tuple(int(x) for x in shape.lower().split("x")) for shape in args.shape]
+        suites = {"given": tuple((m, n, k) for m, n, k in shapes)}
+
+    import torch
+
+    from numba_gemm.device.context import current_context
+
+    torch.manual_seed(1)
+    torch.zeros(1, device="cuda")  # makes torch's context, the device's primary one, current
+    device = current_context().device
+    arch, sm_count = device.compute_capability, device.sm_count
+    print(f"{device.name}, {sm_count} SMs, driver {device.driver_version}, torch {torch.__version__}")
+    problems = {name: [Problem.packed(*shape) for shape in shapes] for name, shapes in suites.items()}
+    flat = [problem for group in problems.values() for problem in group]
+    plans = {problem: contenders(problem, sm_count, arch, model=args.model) for problem in flat}
+    compile_all(flat, [plans[problem] for problem in flat], arch)
+    summary = []
+    for name, group in problems.items():
+        ratios = [measure(problem, plans[problem], args.rounds) for problem in group]
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        summary.append(f"{name}: {mean:.3f} x cuBLAS, " + ", ".join(f"{ratio:.3f}" for ratio in ratios))
+    print("\nthe model's choices, geometric mean and each shape")
+    print("\n".join(summary))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

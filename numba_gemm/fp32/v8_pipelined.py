@@ -1,0 +1,226 @@
+"""v8 pipelined: past the lesson, whatever it takes to keep the FMA pipes busy.
+
+Ideas       the next stage's copies run while this one is multiplied (`cp.async`, a ring of stages); fragments are
+            loaded a step of k ahead; the FMAs of a step are written in serpentine order; an accumulator and the value
+            of B that it is multiplied with lie in different banks of the register file.
+Geometry    a form has its own. The large one: 128×128×16 tile, 128 threads of 16×8 outputs, two blocks an SM. Small
+            ones have tiles down to 32×32 and share a tile's k among 2 to 8 groups of warps, which add up at the end.
+Each k      6 LDS.128, 128 FMAs: 0.1875 values an FMA; two wavefronts each, since quarters of a warp merge.
+Each stage  one barrier; 4 16-byte copies of each operand for 2048 FMAs a thread.
+Split K     the k of some tiles is shared evenly by some blocks: of all tiles where they are few, or of the last wave's.
+            Parts go to a workspace, and split_k_sum.py adds them up in order.
+Edges       rows and columns past C are copied from its last ones and never stored. The stages end with K, so only the
+            first stage of a tile can be short, and is filled up with zeros: the main loop has no test.
+Bound by    the register file. It has two banks, one read a cycle each, and an FMA reads three registers unless a factor
+            is still in the operand cache.
+
+An operand lies in shared memory as k rows. Where it does so in global memory, 16-byte copies go straight there. Where
+its k is contiguous (A row-major), `cp.async` could only transpose it 4 bytes at a time; aligned, it is loaded into
+registers 16 bytes at a time with the first steps of a stage and stored with the last.
+
+Tried       (H200, 4096³, TFLOP/s, cuBLAS 50.1 in the same run; all of it before the serpentine order) A column-major,
+            so that all copies are of 16 bytes, 52.9; A row-major, transposed by 4-byte copies, 49.3; so too with tiles
+            of 128×256 for 256 threads 51.1; with 8×8 outputs a thread 50.5, in two stages instead of three 47.2; stages
+            of 8 k 48.7, of 32 k 48.3. Both factors 4 bytes at a time 44.2, and at 4095×4097×4099, where rows begin on
+            any word, 35.0. Sharing the last wave's tiles at 4096³ lost 2%: k is split only where more would be idle.
+            FMAs on registers alone, in the assembler's order, reach 55.9.
+            Not timed: A kept along k in shared memory, to read four steps at a time: the assembler hoists those loads
+            and tears the order of the FMAs apart (three registers read by 26% of them, 10% in serpentine order).
+
+docs/fp32.md has the measured tables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from numba_gemm.abi import PARAMETERS
+from numba_gemm.fp32 import repack, split_k_sum
+from numba_gemm.fp32.v8_choose import SHAPES, choices, choose_form, parameters_for
+from numba_gemm.fp32.v8_parameters import VECTOR, V8Parameters
+from numba_gemm.problem import ITEMSIZE, Problem
+from numba_gemm.spec import (
+    MAX_GRID_Z,
+    Addresses,
+    Config,
+    Geometry,
+    KernelLaunch,
+    KernelSpec,
+    LaunchPlan,
+    batch_addresses,
+)
+
+#: Parts of the workspace begin at multiples of this many bytes.
+WORKSPACE_ALIGNMENT = 256
+#: What of a config concerns only the launch.
+LAUNCH_KEYS = ("split_tiles", "split_blocks", "copied")
+#: Candidates that are worth timing are within this factor of the cheapest, by the model.
+WORTH_TIMING = 1.6
+
+
+def build(**config: int | str) -> Any:
+    """The kernel of one form as a Python function for Numba."""
+    from numba_gemm.fp32 import v8_kernel
+
+    return v8_kernel.build(**config)
+
+
+def geometry(config: Config) -> Geometry:
+    """Tile, threads and dynamic shared memory of a form."""
+    p = V8Parameters.of(config)
+    return Geometry((p.block_m, p.block_n, p.block_k), p.threads, p.shared_bytes)
+
+
+def select(problem: Problem, sm_count: int, arch: tuple[int, int]) -> Config:
+    """The form for a problem, by the cost model."""
+    return choose_form(problem, sm_count, arch).config
+
+
+def candidates(problem: Problem, sm_count: int, arch: tuple[int, int]) -> list[Config]:
+    """Forms worth timing for a problem, the likeliest first."""
+    found = sorted(choices(problem, sm_count, arch), key=lambda choice: choice.cycles)
+    return [choice.config for choice in found if choice.cycles <= WORTH_TIMING * found[0].cycles]
+
+
+class _Workspace:
+    """Where the parts of a plan's workspace begin."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def take(self, number_of_bytes: int) -> int:
+        begin = -(-self.size // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
+        self.size = begin + number_of_bytes
+        return begin
+
+
+def plan(spec: KernelSpec, problem: Problem, config: Config) -> LaunchPlan:
+    """Copies of misaligned factors if the config asks for them, the product, and the sum of parts if K is split."""
+    launch = dict(config)
+    workspace = _Workspace()
+    launches: list[KernelLaunch] = []
+    moved: dict[str, int] = {}
+    p = problem
+    for name in str(launch.get("copied", "")):
+        copies, p, begin = _copied(p, name, workspace)
+        launches += copies
+        moved[name] = begin
+    main = len(launches)
+
+    parameters = V8Parameters.of(config)
+    split_tiles, split_blocks = int(launch.get("split_tiles", 0)), int(launch.get("split_blocks", 0))
+    stages = parameters.stages_in(p.k)
+    per_block = -(-split_tiles * stages // split_blocks) if split_blocks else 0
+    tile_bytes = 4 * parameters.block_m * parameters.block_n
+    begin_parts = (
+        workspace.take(tile_bytes * (split_tiles + split_blocks) * min(p.batch, MAX_GRID_Z)) if per_block else 0
+    )
+    tiles = parameters.tiles(p.m, p.n)
+    form = tuple(item for item in config if item[0] not in LAUNCH_KEYS)
+    parts = -(-stages // per_block) + 1 if per_block else 0
+    reduce_form = split_k_sum.form(
+        parameters.block_m, parameters.block_n, parameters.group_m, parameters.c_width, parts
+    )
+    scalars = (p.m, p.n, p.k, p.lda, p.ldb, p.ldc, p.alpha, p.beta)
+    strides = (p.batch_stride_a, p.batch_stride_b, p.batch_stride_c)
+    split = (split_tiles, split_blocks, per_block)
+
+    # Launches follow one another on a stream, so the parts of the next 65535 products take the place of the last.
+    for first in range(0, p.batch, MAX_GRID_Z):
+        count = min(MAX_GRID_Z, p.batch - first)
+
+        def values(at: Addresses, first: int = first) -> tuple[Any, ...]:
+            there = at._replace(**{name: at.workspace + begin for name, begin in moved.items()})
+            return (*batch_addresses(p, there, first), *scalars, *strides, at.workspace + begin_parts, *split)
+
+        def sum_values(at: Addresses, first: int = first) -> tuple[Any, ...]:
+            c = batch_addresses(p, at, first)[2]
+            scale = (p.ldc, p.alpha, p.beta, p.batch_stride_c)
+            return (at.workspace + begin_parts, c, p.m, p.n, *scale, *split, stages)
+
+        grid = (tiles - split_tiles + split_blocks, 1, count)
+        launches.append(KernelLaunch(spec, form, grid, PARAMETERS[spec.abi], values))
+        if per_block:
+            grid = (split_tiles * split_k_sum.blocks_of_tile(reduce_form), 1, count)
+            sums = split_k_sum.SPEC
+            launches.append(KernelLaunch(sums, reduce_form, grid, PARAMETERS[sums.abi], sum_values))
+    whole = per_block and split_tiles == tiles
+    return LaunchPlan(tuple(launches), workspace.size, per_block * parameters.block_k if whole else 0, main)
+
+
+def _copied(problem: Problem, name: str, workspace: _Workspace) -> tuple[list[KernelLaunch], Problem, int]:
+    """Launches that copy A into columns or B into rows of the workspace, 16-byte aligned; the problem with the copy in
+    its place; where the copy begins."""
+    p, itemsize = problem, ITEMSIZE[problem.dtype]
+    if name == "a":
+        extent, stride, apart, layout, offset = p.m, p.lda, p.batch_stride_a, p.a_layout, p.a_offset
+    else:
+        extent, stride, apart, layout, offset = p.n, p.ldb, p.batch_stride_b, p.b_layout, p.b_offset
+    across, along = (1, stride) if (layout == "column") == (name == "a") else (stride, 1)
+    target_stride = -(-extent // VECTOR) * VECTOR
+    matrices = p.batch if apart else 1
+    begin = workspace.take(itemsize * matrices * p.k * target_stride)
+    target_apart = p.k * target_stride if apart else 0
+    target_strides = (target_apart, target_stride, 1)
+    made = repack.copies(itemsize, (matrices, p.k, extent), offset, (apart, along, across), 0, target_strides)
+    # The kernel reads whole groups of four: the last row (column) fills up the last one.
+    last = extent - 1
+    made += repack.copies(
+        itemsize,
+        (matrices, p.k, target_stride - extent),
+        offset + itemsize * last * across,
+        (apart, along, 0),
+        itemsize * extent,
+        target_strides,
+    )
+
+    def launch(copy: repack.Copy) -> KernelLaunch:
+        source, target, *rest = copy.values
+
+        def values(at: Addresses) -> tuple[Any, ...]:
+            from_address = at.a if name == "a" else at.b
+            return (from_address + source - offset, at.workspace + begin + target, *rest)
+
+        return KernelLaunch(copy.spec, copy.config, copy.grid, PARAMETERS[copy.spec.abi], values)
+
+    new: dict[str, Any] = {f"ld{name}": target_stride, f"{name}_offset": 0, f"batch_stride_{name}": target_apart}
+    new[f"{name}_layout"] = "column" if name == "a" else "row"
+    return [launch(copy) for copy in made], dataclasses.replace(p, **new), begin
+
+
+def _configs() -> tuple[Config, ...]:
+    """The shapes that are shipped, for packed row-major matrices, aligned and not."""
+    aligned, misaligned = Problem.packed(128, 128, 128), Problem.packed(127, 127, 127)
+    made = [parameters_for(shape, problem) for problem in (aligned, misaligned) for shape in SHAPES]
+    return tuple(p.config for p in made if p is not None)
+
+
+_CONFIGS = _configs()
+_LARGE = V8Parameters.of(_CONFIGS[0])
+
+SPEC = KernelSpec(
+    name="v8",
+    title="pipelined",
+    idea="asynchronous copies, serpentine FMAs, k shared among warps and blocks",
+    block_tile=geometry(_CONFIGS[0]).block_tile,
+    thread_tile=(_LARGE.thread_m, _LARGE.thread_n),
+    threads=_LARGE.threads,
+    loads_per_fma=(_LARGE.thread_m + _LARGE.thread_n) / (_LARGE.thread_m * _LARGE.thread_n),
+    build=build,
+    min_arch=(8, 0),
+    configs=_CONFIGS,
+    abi="gemm_f32_split",
+    batched=True,
+    helpers=(
+        "numba_gemm.fp32.v8_kernel",
+        "numba_gemm.fp32.v8_intrinsics",
+        "numba_gemm.fp32.v8_sums",
+        "numba_gemm.fp32.v8_parameters",
+    ),
+    entry_name="v8",
+    geometry_of=geometry,
+    select=select,
+    plan_of=plan,
+    candidates=candidates,
+)
