@@ -5,12 +5,14 @@ A :class:`Case` is a shape, a kind of input and a way for the matrices to lie in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from numba_gemm.problem import Problem
 
 Matrix = npt.NDArray[Any]
 
@@ -136,6 +138,21 @@ def small_cases(tile: int = 32, step: int = 8) -> Iterator[Case]:
     yield Case(13, 16, 8, alpha=-0.5, beta=2.0)
     yield Case(13, 17, 9, alpha=1.5, beta=-1.0, layout="sliced")
     yield Case(5, 6, 7, alpha=0.0, beta=0.5)
+
+
+def accepted_cases(case: Case, refuses: Callable[[Problem], str | None] | None) -> list[Case]:
+    """A case, or what is left of it for a kernel of special shapes: with few rows, and with few columns.
+
+    ``refuses`` is the kernel's: why it can't take a problem, or None. Empty if it takes no narrow form either.
+    """
+    if refuses is None:
+        return [case]
+    for most in (max(case.m, case.n), 64, 1):
+        narrowed = dict.fromkeys((replace(case, m=min(case.m, most)), replace(case, n=min(case.n, most))))
+        taken = [one for one in narrowed if refuses(Problem.packed(one.m, one.n, one.k, dtype=one.dtype)) is None]
+        if taken:
+            return taken
+    return []
 
 
 def large_cases() -> Iterator[Case]:

@@ -189,6 +189,8 @@ class KernelSpec:
             for name, layout in (("a", problem.a_layout), ("b", problem.b_layout)):
                 if parameters.get(f"{name}_layout", "row") != layout:
                     return f"{name.upper()} is {layout}-major"
+        if self.select is not None:  # it looked at the alignment that its forms need
+            return None
         width = parameters.get("vector_width", 1)
         return problem.unaligned_for(width) if isinstance(width, int) and width > 1 else None
 

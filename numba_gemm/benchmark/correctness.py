@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from numba_gemm.cases import Case, large_cases, small_cases
+from numba_gemm.cases import Case, accepted_cases, large_cases, small_cases
 from numba_gemm.catalog import CPU_BASELINE, get_spec
 from numba_gemm.choose import choose
 from numba_gemm.problem import Problem
@@ -53,18 +53,17 @@ def cases_for(kernel: str, *, quick: bool) -> Iterator[Case]:
 
     Of a kernel with several element types each case in each of them.
     """
+    refuses = None
     if kernel == CPU_BASELINE:
         tile, step = _CPU_TILE, _CPU_STEP
         dtypes: tuple[str, ...] = ("float32",)
     else:
         spec = get_spec(kernel)
+        refuses = spec.refuses
         tile, step, dtypes = max(spec.block_tile[:2]), spec.block_tile[2], spec.dtypes
     for dtype in dtypes:
-        for case in small_cases(tile, step):
-            yield typed(case, dtype)
-        if not quick:
-            for case in large_cases():
-                yield typed(case, dtype)
+        for case in (*small_cases(tile, step), *(() if quick else large_cases())):
+            yield from accepted_cases(typed(case, dtype), refuses)
 
 
 def typed(case: Case, dtype: str) -> Case:

@@ -16,7 +16,7 @@ from numba_gemm.benchmark.correctness import typed
 from numba_gemm.benchmark.forms import typed_forms
 from numba_gemm.benchmark.record import Row
 from numba_gemm.benchmark.suites import Shape
-from numba_gemm.cases import Case, small_cases
+from numba_gemm.cases import Case, accepted_cases, small_cases
 from numba_gemm.catalog import get_spec
 from numba_gemm.choose import DEFAULT_SM_COUNT, choose
 from numba_gemm.compile import arch_name
@@ -89,14 +89,16 @@ def emulated_runs(kernel: str, *, quick: bool = False) -> Iterator[Run]:
     block_m, block_n, step = spec.block_tile
     for dtype in spec.dtypes:
         for case in small_cases(max(block_m, block_n), step):
-            own = typed(case, dtype)
-            yield Run(kernel, own)
-            if case.layout == "packed":
-                for config in fitting_forms(spec, _packed(own))[1:]:
-                    yield Run(kernel, own, config)
+            for own in accepted_cases(typed(case, dtype), spec.refuses):
+                yield Run(kernel, own)
+                if case.layout == "packed":
+                    for config in fitting_forms(spec, _packed(own))[1:]:
+                        yield Run(kernel, own, config)
         if spec.select is not None:
-            yield Run(kernel, Case(13, 24, 1100, dtype=dtype, c_dtype=dtype, alpha=0.5, beta=2.0))
-            if not quick:
+            deep = Case(13, 24, 1100, dtype=dtype, c_dtype=dtype, alpha=0.5, beta=2.0)
+            for own in accepted_cases(deep, spec.refuses):
+                yield Run(kernel, own)
+            if not quick and spec.refuses is None:
                 yield from _forced_runs(spec, dtype)
 
 

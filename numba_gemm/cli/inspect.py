@@ -109,7 +109,8 @@ def run(args: argparse.Namespace) -> int:
     if spec.select is not None and not args.config:
         others = [(spec.name, other, arch) for other in typed_forms(spec.name, arch)]
         with progress_bar(len(others), "compile") as bar:
-            _print_forms(console, report_forms(others, on_done=lambda _: bar.advance()))
+            some = " ".join(f"{key}=…" for key, _ in config[:4])
+            _print_forms(console, report_forms(others, on_done=lambda _: bar.advance()), some)
     return 0
 
 
@@ -122,13 +123,13 @@ def _print_all(console: Console, reports: list[FormReport]) -> None:
         console.print(note, markup=False)
 
 
-def _print_forms(console: Console, reports: list[FormReport]) -> None:
-    """Every form of one kernel, and how each is asked for."""
+def _print_forms(console: Console, reports: list[FormReport], some: str) -> None:
+    """Every form of one kernel, and how each is asked for: by ``some`` of their parameters."""
     from numba_gemm.benchmark.report import forms_table
 
     console.print()
     console.print(forms_table(reports, f"Its forms for packed matrices on {reports[0].arch}"))
-    console.print("\nOne of them alone: --config block_m=… block_n=… block_k=… stages=… dtype=…", markup=False)
+    console.print(f"\nOne of them alone: --config {some} …", markup=False)
 
 
 def _print_one(console: Console, spec: KernelSpec, config: Config, report: FormReport) -> None:

@@ -1,0 +1,49 @@
+"""The kernels for special shapes through the library's call: views of any strides, stacks, wrong shapes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import numba_gemm as ng
+from numba_gemm.validate import check, reference
+
+F32 = np.float32
+
+
+def draw(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape, dtype=F32)
+
+
+CALLS = {
+    "row": ("gemv", draw(1, 40), draw(40, 68, seed=1)),
+    "column": ("gemv", draw(36, 40), draw(40, 1, seed=1)),
+    "vectors": ("gemv", draw(40), draw(40, seed=1)),
+    "vector and stack": ("gemv", draw(40), draw(3, 40, 12, seed=1)),
+    "odd K": ("gemv", draw(1, 19), draw(19, 4, seed=1)),
+    "stepped": ("gemv", draw(21, 24)[:, ::2], draw(12, 2, seed=1)[:, :1]),
+    "backwards": ("gemv", draw(21, 12)[::-1, ::-1], draw(12, 1, seed=1)[::-1]),
+    "column-major": ("gemv", draw(1, 40), draw(68, 40, seed=1).T),
+    "few rows": ("skinny", draw(5, 40), draw(40, 68, seed=1)),
+    "few columns": ("skinny", draw(70, 40), draw(40, 3, seed=1)),
+    "few rows, odd": ("skinny", draw(7, 19), draw(19, 33, seed=1)),
+    "few rows, stepped": ("skinny", draw(8, 24)[:, ::2], draw(12, 36, seed=1)),
+    "large": ("v8", draw(70, 45), draw(45, 67, seed=1)),
+    "large, transposed": ("v8", draw(44, 72).T, draw(68, 44, seed=1).T),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_are_right(name):
+    kernel, a, b = CALLS[name]
+    expected = reference(np.atleast_2d(a), b if b.ndim > 1 else b[:, np.newaxis])
+    result = ng.matmul(a, b, kernel=kernel, device="emulator")
+    assert np.shape(result) == np.matmul(a, b).shape
+    verdict = check(np.reshape(result, expected.value.shape), expected)
+    assert verdict, verdict.message
+
+
+def test_other_shapes_name_a_kernel_that_can():
+    for kernel in ("gemv", "skinny"):
+        with pytest.raises(ng.KernelConstraintError, match="kernel 'v7' can"):
+            ng.matmul(draw(100, 8), draw(8, 100), kernel=kernel, device="emulator")
