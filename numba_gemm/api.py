@@ -48,6 +48,11 @@ def matmul(
     stream : for device arrays: the stream to run on, as a handle, an object with ``__cuda_stream__``, or a stream of
         Numba, CuPy or torch. The caller then sees to its order with the work on the arrays. None takes the arrays' own
         stream: for CuPy and torch their current one.
+    memory_limit : for NumPy arrays on a GPU: bytes of its memory that operands and result may take; a product that
+        needs more streams through it. None for the environment variable ``NUMBA_GEMM_MEMORY_LIMIT``, else most of what
+        is free. Elsewhere it means nothing.
+    progress : for NumPy arrays on a GPU: called as ``progress(done, total)``, in multiply-adds, while the product is
+        computed block by block; what it raises ends the product, with ``out`` partly written. Elsewhere not called.
 
     Returns
     -------
@@ -59,7 +64,8 @@ def matmul(
     TypeError : for something that isn't an array, another dtype, mixed dtypes, or host memory mixed
         with device memory.
     ValueError : for shapes that don't match, an unknown kernel or device, an ``out`` that is read-only, of
-        another shape, or overlaps an input, or arrays on another GPU than the current one.
+        another shape, or overlaps an input, arrays on another GPU than the current one, or a ``memory_limit`` that is
+        too small for any block.
     NoDeviceError : if a GPU is asked for and there is none.
     KernelConstraintError : if the named kernel can't take this product.
 
@@ -137,7 +143,7 @@ def plan(
     kernel: str | None = None,
     device: Device = "auto",
 ) -> Plan:
-    """Check, choose and arrange a product once; the plan then carries it out in a few microseconds a call.
+    """Check, choose and arrange a product once; the plan then carries it out without doing so again.
 
     Nothing is multiplied yet. ``p(a, b, out=c)`` takes arrays of the shapes, strides, dtypes and place of these; only
     what can differ is checked then.
@@ -287,7 +293,7 @@ class KernelTable(tuple[KernelInfo, ...]):
 
 
 def kernels() -> KernelTable:
-    """The ladder: every kernel that ``kernel=`` takes, foot first.
+    """The ladder, foot first. ``kernel=`` takes these names, and those of candidates and of twins in CUDA C++.
 
     Examples
     --------

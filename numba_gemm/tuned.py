@@ -18,7 +18,7 @@ import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from numba_gemm._version import __version__
 from numba_gemm.problem import ALIGNMENT, ITEMSIZE, Problem
@@ -174,8 +174,3 @@ def _choices(gpu: str, driver: str) -> dict[str, Choice]:
 def forget() -> None:
     """Read the tables anew at the next choice."""
     _choices.cache_clear()
-
-
-def describe(choice: Choice) -> dict[str, Any]:
-    """A choice as plain values, for a report."""
-    return {"kernel": choice.kernel, "config": dict(choice.config), "us": choice.us, "tried": choice.tried}
