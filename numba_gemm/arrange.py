@@ -11,12 +11,26 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from numba_gemm.abi import PARAMETERS
+from numba_gemm.arrays import Operand
 from numba_gemm.choose import Tuned, choose
 from numba_gemm.errors import KernelConstraintError
 from numba_gemm.fp32 import repack
 from numba_gemm.problem import ALIGNMENT, ITEMSIZE, Problem
 from numba_gemm.spec import Addresses, Config, KernelLaunch, KernelSpec
-from numba_gemm.stack import Batches, Shape, Stack, launch_axis, offsets, simplified
+from numba_gemm.stack import (
+    Batches,
+    ProductShape,
+    Shape,
+    Stack,
+    launch_axis,
+    offsets,
+    result_stack,
+    simplified,
+    stack_of,
+)
+
+#: alpha, beta, kernel: with the arrays, all that the choice of launches depends on.
+Scales = tuple[float, float, str | None]
 
 #: Parts of a workspace begin at multiples of this many bytes.
 _WORKSPACE_ALIGNMENT = 256
@@ -48,6 +62,25 @@ class Request:
     alpha: float = 1.0
     beta: float = 0.0
     kernel: str | None = None
+
+
+def request_for(a: Operand, b: Operand, c: Operand, shape: ProductShape, scales: Scales) -> Request:
+    """The request that a checked product of operands makes."""
+    alpha, beta, kernel = scales
+    return Request(
+        shape.batch,
+        stack_of(a.shape, a.strides, shape.batch),
+        stack_of(b.shape, b.strides, shape.batch, column=True),
+        result_stack(shape, c.strides, a_is_vector=len(a.shape) == 1, b_is_vector=len(b.shape) == 1),
+        a.pointer % ALIGNMENT,
+        b.pointer % ALIGNMENT,
+        c.pointer % ALIGNMENT,
+        a.dtype,
+        c.dtype,
+        alpha,
+        beta,
+        kernel,
+    )
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,11 @@ from numba_gemm.problem import placed_by
 from numba_gemm.stack import ProductShape
 
 if TYPE_CHECKING:
-    from numba_gemm.arrange import Arrangement
+    from numba_gemm.arrange import Arrangement, Scales
     from numba_gemm.calls import Call
     from numba_gemm.execute import Prepared
 
 DEVICES = ("auto", "cuda", "cpu", "emulator")
-
-#: alpha, beta, kernel.
-Scales = tuple[float, float, str | None]
 
 
 class Backend(Protocol):
@@ -151,8 +148,7 @@ class HostBackend:
     def arrange(
         self, a: Operand, b: Operand, c: Operand, shape: ProductShape, scales: Scales
     ) -> Arrangement | Prepared | None:
-        from numba_gemm.arrange import arrange
-        from numba_gemm.calls import request_for
+        from numba_gemm.arrange import arrange, request_for
         from numba_gemm.device.context import current_context
         from numba_gemm.execute import tuned_for
 
@@ -176,11 +172,11 @@ class EmulatorBackend:
     def arrange(
         self, a: Operand, b: Operand, c: Operand, shape: ProductShape, scales: Scales
     ) -> Arrangement | Prepared | None:
-        from numba_gemm.arrange import arrange
+        from numba_gemm.arrange import arrange, request_for
         from numba_gemm.choose import DEFAULT_SM_COUNT
-        from numba_gemm.emulate import DEFAULT_ARCH, request_on_host
+        from numba_gemm.emulate import DEFAULT_ARCH
 
-        return arrange(request_on_host(a.array, b.array, c.array, *scales), DEFAULT_ARCH, DEFAULT_SM_COUNT)
+        return arrange(request_for(a, b, c, shape, scales), DEFAULT_ARCH, DEFAULT_SM_COUNT)
 
 
 class CpuBackend:

@@ -1,4 +1,4 @@
-"""Products of device arrays: checked and arranged once, then a few microseconds a call.
+"""Products of device arrays: checked and arranged once, then repeated.
 
 A call on device arrays first looks for one like it (:func:`repeat_call`): the same shapes, strides, dtypes, alignment
 and options in the same context. What two such calls can differ in, the addresses and the stream, is then all that is
@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from numba_gemm.arrange import Request
+from numba_gemm.arrange import Scales, request_for
 from numba_gemm.arrays import Operand, hold_operands, probe_for
 from numba_gemm.device.context import Context, current_context, device_count
 from numba_gemm.device.launch import driver_function
@@ -21,32 +21,10 @@ from numba_gemm.device.pointer import check_device_operands
 from numba_gemm.device.stream import Event, wait_event
 from numba_gemm.execute import Prepared, prepare_request
 from numba_gemm.problem import ALIGNMENT
-from numba_gemm.stack import ProductShape, result_stack, stack_of
-
-#: alpha, beta, kernel: with the arrays, all that the choice of launches depends on.
-Scales = tuple[float, float, str | None]
+from numba_gemm.stack import ProductShape
 
 #: Calls that are known again at once; when there are more, all are forgotten.
 _CALLS_LIMIT = 4096
-
-
-def request_for(a: Operand, b: Operand, c: Operand, shape: ProductShape, scales: Scales) -> Request:
-    """The request that a checked product of operands makes."""
-    alpha, beta, kernel = scales
-    return Request(
-        shape.batch,
-        stack_of(a.shape, a.strides, shape.batch),
-        stack_of(b.shape, b.strides, shape.batch, column=True),
-        result_stack(shape, c.strides, a_is_vector=len(a.shape) == 1, b_is_vector=len(b.shape) == 1),
-        a.pointer % ALIGNMENT,
-        b.pointer % ALIGNMENT,
-        c.pointer % ALIGNMENT,
-        a.dtype,
-        c.dtype,
-        alpha,
-        beta,
-        kernel,
-    )
 
 
 class Call:

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy.typing as npt
 
-from numba_gemm.arrange import Request, arrange, pack
+from numba_gemm.arrange import arrange, pack, request_for
+from numba_gemm.arrays import as_operand
 from numba_gemm.choose import DEFAULT_SM_COUNT
 from numba_gemm.compile import compile_kernel, kernel_ptx
 from numba_gemm.emulator.machine import Machine
 from numba_gemm.emulator.report import Report
-from numba_gemm.problem import ALIGNMENT, Problem
+from numba_gemm.problem import Problem, check_inputs, check_output
 from numba_gemm.spec import Addresses, Config, KernelLaunch, KernelSpec
-from numba_gemm.stack import product_shape, result_stack, stack_of
 
 #: The architecture that is emulated unless another is named.
 DEFAULT_ARCH = (9, 0)
@@ -47,43 +47,14 @@ def multiply_emulated(
     """
     machine = Machine(f"sm_{arch[0]}{arch[1]}")
     at = Addresses(machine.place(a), machine.place(b), machine.place(c, written=beta != 0))
-    request = request_on_host(a, b, c, alpha, beta, kernel)
-    arrangement = arrange(request, arch, DEFAULT_SM_COUNT)
+    operands = as_operand("a", a), as_operand("b", b), as_operand("c", c)
+    shape = check_output(operands[2], *operands[:2], check_inputs(*operands[:2]))
+    arrangement = arrange(request_for(*operands, shape, (alpha, beta, kernel)), arch, DEFAULT_SM_COUNT)
     if arrangement.workspace_bytes:
         at = at._replace(workspace=machine.alloc(arrangement.workspace_bytes))
     reports = [_run(machine, one, at, arch, progress) for one in arrangement.launches]
     machine.fetch(at.c, c)
     return reports[arrangement.main]
-
-
-def request_on_host(
-    a: npt.NDArray[Any], b: npt.NDArray[Any], c: npt.NDArray[Any], alpha: float, beta: float, kernel: str | None
-) -> Request:
-    """The request that a product of NumPy arrays makes."""
-    shape = product_shape(a.shape, b.shape)
-    shape = shape._replace(batch=c.shape[: c.ndim - len(shape.result) + len(shape.batch)], result=c.shape)
-
-    def elements(array: npt.NDArray[Any]) -> tuple[int, ...]:
-        return tuple(stride // array.itemsize for stride in array.strides)
-
-    def offset(array: npt.NDArray[Any]) -> int:
-        address: int = array.__array_interface__["data"][0]
-        return address % ALIGNMENT
-
-    return Request(
-        shape.batch,
-        stack_of(a.shape, elements(a), shape.batch),
-        stack_of(b.shape, elements(b), shape.batch, column=True),
-        result_stack(shape, elements(c), a_is_vector=a.ndim == 1, b_is_vector=b.ndim == 1),
-        offset(a),
-        offset(b),
-        offset(c),
-        a.dtype.name,
-        c.dtype.name,
-        alpha,
-        beta,
-        kernel,
-    )
 
 
 def run_form(
