@@ -33,6 +33,14 @@ def seen(array, name="a", **options):
     return operand.kind, operand.shape, operand.strides, operand.dtype
 
 
+def test_numba_arrays_with_repeated_axes():
+    """Numba's interface gives no strides for an array that would be packed but for axes of stride 0."""
+    repeated = FakeNumbaArray((2, 3))
+    assert repeated.__cuda_array_interface__["strides"] is None
+    repeated.strides = (4, 0)
+    assert seen(repeated) == (NUMBA, (2, 3), (1, 0), "float32")
+
+
 @pytest.mark.parametrize(
     ("array", "strides"),
     [

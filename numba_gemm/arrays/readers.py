@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -130,7 +131,12 @@ def _read_numba(name: str, array: Any, stream: int) -> Operand | None:
             stream=as_stream(getattr(array, "stream", 0) or 0) or None,
             device=device,
         )
-    return read_interface(name, array, NUMBA, device)
+    operand = read_interface(name, array, NUMBA, device)
+    strides = getattr(array, "strides", None)
+    if operand is None or strides is None:
+        return operand
+    # Numba's interface gives no strides for an array that would be packed but for axes of stride 0.
+    return replace(operand, strides=strides_in_elements(name, tuple(strides), operand.itemsize))
 
 
 def _read_cupy(name: str, array: Any, stream: int) -> Operand | None:
