@@ -110,7 +110,8 @@ def _main_loop(instructions: tuple[SassInstruction, ...], labels: dict[str, int]
         if target is None or target >= branch.address:
             continue
         loop = tuple(i for i in instructions if target <= i.address <= branch.address)
-        if _multiplies(loop):
+        # A wait that the assembler moved behind the kernel's end jumps back across it: no loop.
+        if _multiplies(loop) and not any(i.opcode == "EXIT" for i in loop):
             loops.append(loop)
     inner = [loop for loop in loops if not any(_inside(other, loop) for other in loops)]
     return max(inner, key=lambda loop: (_multiplies(loop), -len(loop)), default=())
