@@ -1,9 +1,9 @@
 """Record benchmark runs: ``python bench/bench.py NAME …`` writes ``bench/results/<gpu>/NAME.json`` for each name.
 
     ladder                                    v1 … v7 at 1024, 2048 and 4096 cubed, beside cuBLAS
-    ladder16                                  t1 … t4 likewise in float16 and bfloat16, beside the mma.sync ceiling too
-    square small odd skinny deepk llm         the suites: the library's own choice, v6 and v7
-    square16 small16 odd16 skinny16 …         the suites in float16 and bfloat16: the library's own choice, t3 and t4
+    ladder16                                  t1 … w2 likewise in float16 and bfloat16, beside the mma.sync ceilings too
+    square small odd skinny deepk llm         the suites: the library's own choice, v7 and v8
+    square16 small16 odd16 skinny16 …         the suites in float16 and bfloat16: the library's own choice, t4 and w2
     host_overhead                             host time of one call, and time of the first call in a process
     host_transfers                            products of NumPy arrays through the GPU, beside CuPy's
     cpu                                       the CPU baseline beside NumPy's BLAS; needs no GPU
@@ -123,7 +123,8 @@ def on_gpu(name: str, args: argparse.Namespace) -> Record:
     shapes = [cube(size) for size in LADDER_SIZES] if suite == "ladder" else list(SUITES[suite])
     tasks = []
     for dtype in dtypes:
-        usual = kernels_for(dtype) if suite == "ladder" else suite_kernels(dtype)
+        arch = device.compute_capability
+        usual = kernels_for(dtype, arch) if suite == "ladder" else suite_kernels(dtype, arch)
         kernels = kernels_by_dtype(args.kernels, dtype)[dtype] if args.kernels else usual
         tasks += [Task(name, shape, dtype, tuple(kernels)) for shape in shapes]
     for report in report_forms(needed_forms(tasks, device), sass=False):

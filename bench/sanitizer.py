@@ -2,9 +2,9 @@
 
     python bench/sanitizer.py --output bench/results/nvidia-h200/checks.json
 
-Runs ``numba-gemm check`` on every kernel of the ladder and its stand-ins in CUDA C++, once on all cases as it is, and
-on the small ones under memcheck, racecheck and synccheck. The record has a row for each kernel and kind of array, and
-the sanitizer's summary for each tool.
+Runs ``numba-gemm check`` on every kernel of the ladder, those for special shapes and the stand-ins in CUDA C++, once on
+all cases as it is, and on the small ones under memcheck, racecheck and synccheck. The record has a row for each kernel
+and kind of array, and the sanitizer's summary for each tool.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from numba_gemm.benchmark.record import SCHEMA, environment  # noqa: E402
-from numba_gemm.catalog import LADDER  # noqa: E402
+from numba_gemm.catalog import LADDER, SPECIAL  # noqa: E402
 from numba_gemm.device.context import device_properties  # noqa: E402
 from numba_gemm.fallback import FALLBACKS  # noqa: E402
 
@@ -63,7 +63,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--commit", default="", help="of the checkout, where git can't tell")
     options = parser.parse_args()
-    kernels = [*LADDER, *FALLBACKS]
+    kernels = [*LADDER, *SPECIAL, *FALLBACKS]
     check = [sys.executable, "-m", "numba_gemm", "check", *kernels, "--device", "cuda"]
 
     status, output = run(check)

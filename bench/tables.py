@@ -7,6 +7,8 @@ A table stands between two lines, and everything between them is replaced::
 
 The name is the record's path under bench/results, without ``.json``; the folder can be left out while only one has a
 record of that name. A second word, for instance ``cpu/resources sm_90``, keeps one architecture of a resource report.
+The name ``suites`` (or ``FOLDER/suites``) stands for the records of all suites in a folder: what the library's own
+choice reaches, as a multiple of the peer's speed.
 ``--check`` writes nothing and exits with status 1 if a table isn't what its record says.
 """
 
@@ -24,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if importlib.util.find_spec("numba_gemm") is None:
     sys.path.insert(0, str(ROOT))
 
-from numba_gemm.benchmark.record import CEILING, HALF_AGAINST_SINGLE, read_record  # noqa: E402
+from numba_gemm.benchmark.record import CEILING, CEILING_NORMAL, HALF_AGAINST_SINGLE, read_record  # noqa: E402
 from numba_gemm.benchmark.report import (  # noqa: E402
     LOOP_COLUMNS,
     counter_cells,
@@ -35,12 +37,16 @@ from numba_gemm.benchmark.report import (  # noqa: E402
     peer_title,
     short_config,
 )
+from numba_gemm.benchmark.suites import SUITES  # noqa: E402
 
 _TABLE = re.compile(
     r"^<!-- table: (?P<name>\S+)(?: (?P<arch>\S+))? -->\n"
     r"(?P<body>.*?)(?P<end>^<!-- end table -->$|(?=^<!-- table: )|\Z)",
     re.M | re.S,
 )
+
+#: The table of all suites.
+SUMMARY = "suites"
 
 Record = dict[str, Any]
 Cells = Sequence[str]
@@ -87,6 +93,9 @@ def regenerate(text: str, results: Path, document: str) -> str:
         name = found["name"]
         if not found["end"]:
             raise ValueError(f"{document}: table {name} has no <!-- end table --> line")
+        if name.rpartition("/")[2] == SUMMARY:
+            shown, source = suites_summary(results, name)
+            return f"<!-- table: {name} -->\n\n{shown}\n\n{source}\n\n{found['end']}"
         path = find_record(results, name, document)
         record = read_record(path)
         source = path.relative_to(results.parents[1]).as_posix()
@@ -95,6 +104,41 @@ def regenerate(text: str, results: Path, document: str) -> str:
         return f"<!-- table: {marker} -->\n\n{shown}\n\n{caption(record, source)}\n\n{found['end']}"
 
     return _TABLE.sub(table, text)
+
+
+def suites_summary(results: Path, name: str) -> tuple[str, str]:
+    """One line a suite, one column a type: the geometric mean of the library's speed over the peer's, and the least.
+
+    Raises
+    ------
+    ValueError : if no folder, or more than one, has a record of a suite.
+    """
+    folder = name.rpartition("/")[0]
+    folders = sorted({path.parent for path in results.glob("*/square*.json") if folder in ("", path.parent.name)})
+    if len(folders) != 1:
+        raise ValueError(f"table {name}: {len(folders)} folders have records of suites; write FOLDER/{SUMMARY}")
+    records = {
+        (suite, half): read_record(path)
+        for suite in SUITES
+        for half in ("", "16")
+        if (path := folders[0] / f"{suite}{half}.json").is_file()
+    }
+    dtypes = ("float32", "bfloat16", "float16")
+    lines = []
+    for suite in dict.fromkeys(suite for suite, _ in records):
+        line = [suite]
+        for dtype in dtypes:
+            rows = records.get((suite, "" if dtype == "float32" else "16"), {}).get("rows", ())
+            ratios = [r["ratio"] for r in rows if r["kernel"] == "auto" and r["dtype"] == dtype and r["ratio"]]
+            mean = geometric_mean(ratios)
+            line.append(f"{mean:.2f}× ({min(ratios):.2f}×)" if mean else "–")
+        lines.append(line)
+    dates = sorted({record["environment"]["date"] for record in records.values()})
+    first = next(iter(records.values()))["environment"]
+    parts = [first["gpu"], f"driver {first['driver']}", first["versions"].get("peer", ""), " and ".join(dates)]
+    source = folders[0].relative_to(results.parents[1]).as_posix()
+    text = markdown(["suite", *dtypes], lines)
+    return text, f"*{'; '.join(filter(None, parts))}; `{source}/`, one file a suite*"
 
 
 def find_record(results: Path, name: str, document: str) -> Path:
@@ -182,11 +226,11 @@ def half_view(rows: list[Record]) -> str:
 
 
 def half_ladder_view(rows: list[Record]) -> str:
-    """One line a kernel, one column a size: TFLOP/s, share of the peer's speed and of the ceiling."""
+    """One line a kernel, one column a size: TFLOP/s, share of the peer's speed and of the ceiling on numbers near 1."""
     shapes = list(dict.fromkeys(_shape(row) for row in rows))
     peer = next((row["peer"] for row in rows if row["peer"]), None)
     by_key = {(row["kernel"], _shape(row)): row for row in rows}
-    kernels = [k for k in dict.fromkeys(row["kernel"] for row in rows) if k not in (peer, CEILING)]
+    kernels = [k for k in dict.fromkeys(row["kernel"] for row in rows) if k not in (peer, *_CEILINGS)]
     shares = " (% of " + ", ".join([*([peer_title(peer)] if peer else []), "ceiling"]) + ")"
     lines = []
     for kernel in kernels:
@@ -201,9 +245,11 @@ def half_ladder_view(rows: list[Record]) -> str:
             top = timed.get("ceiling_tflops") if timed else None
             speeds.append(f"{rate:.1f}{f' ({100 * rate / top:.0f}% of ceiling)' if top else ''}" if timed else "–")
         lines.append([peer_title(peer), *speeds, "–"])
-    tops = [by_key.get((CEILING, shape)) for shape in shapes]
-    if any(tops):
-        lines.append(["ceiling: `mma.sync`", *(f"{row['tflops']:.1f}" if row else "–" for row in tops), "–"])
+    tops = {kernel: [by_key.get((kernel, shape)) for shape in shapes] for kernel in _CEILINGS}
+    for kernel, words in _CEILINGS.items():
+        if any(tops[kernel]):
+            label = f"ceiling: `mma.sync`{words if any(tops[CEILING_NORMAL]) else ''}"
+            lines.append([label, *(_speed(row) for row in tops[kernel]), "–"])
     return markdown(["kernel", *(f"{shape}, TFLOP/s{shares}" for shape in shapes), "registers"], lines)
 
 
@@ -223,7 +269,7 @@ def suite_view(rows: list[Record]) -> str:
     """One line a shape, one column a kernel: its speed, and as a multiple of the peer's; the geometric mean last."""
     shapes = list(dict.fromkeys(_shape(row) for row in rows))
     peer = next((row["peer"] for row in rows if row["peer"]), None)
-    kernels = [k for k in dict.fromkeys(row["kernel"] for row in rows) if k not in (peer, CEILING)]
+    kernels = [k for k in dict.fromkeys(row["kernel"] for row in rows) if k not in (peer, *_CEILINGS)]
     lines = []
     for shape in shapes:
         here = {row["kernel"]: row for row in rows if _shape(row) == shape}
@@ -309,6 +355,9 @@ def resources_view(reports: list[Record]) -> str:
     header = ["kernel", "arch", "registers", "local bytes", "shared", "occupancy", *LOOP_COLUMNS]
     return markdown(header, lines, left=2)
 
+
+#: Loops of tensor-core instructions, and what they multiply; records made before there were two have the first alone.
+_CEILINGS = {CEILING: ", operands near 1", CEILING_NORMAL: ", normal numbers"}
 
 _VIEWS: dict[str, Callable[[list[Record]], str]] = {
     "ladder": ladder_view,

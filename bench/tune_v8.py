@@ -1,4 +1,4 @@
-"""Which form of v8 is fastest here: ``python bench/tune_v8.py``. Needs a GPU and torch; takes about two minutes.
+"""Which form of v8 is fastest here: ``python bench/tune_v8.py``. Needs a GPU and torch; takes about three minutes.
 
 For each shape of the FP32 suites: every choice that the cost model compares closely, and the forms below that aren't
 shipped, compiled side by side in processes, checked against float64, and timed interleaved with cuBLAS. The fastest and
@@ -8,29 +8,30 @@ the model's own choice are marked; errors are relative Frobenius norms against f
     --shape MxNxK             this shape instead; can be given again
     --model                   only what the model chooses
     --rounds N                rounds of each contender (default 5)
+    --save FILE               write the times as JSON: tests/data/h200_v8_forms.json, which the model is held against
 """
 
 from __future__ import annotations
 
 import argparse
-import concurrent.futures
+import datetime
 import importlib.util
+import json
 import math
-import os
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 if importlib.util.find_spec("numba_gemm") is None:
     sys.path.insert(0, str(ROOT))
 
-from numba_gemm.compile import compile_kernel  # noqa: E402
+from numba_gemm.compile.ahead import compile_ahead  # noqa: E402
 from numba_gemm.errors import NumbaGemmError  # noqa: E402
 from numba_gemm.fp32.v8_choose import Choice, choices, choose_form  # noqa: E402
 from numba_gemm.fp32.v8_pipelined import SPEC  # noqa: E402
 from numba_gemm.problem import Problem  # noqa: E402
-from numba_gemm.spec import Config, KernelSpec  # noqa: E402
 
 SUITES = {
     "square": ((2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192), (16384, 16384, 16384)),
@@ -48,16 +49,16 @@ SUITES = {
 }
 #: Changes to the model's form that are tried beside it; those that break a constraint are left out.
 VARIATIONS: tuple[dict[str, int], ...] = (
+    {"stages": 2},
     {"stages": 3},
     {"stages": 4},
     {"parts": 1},
     {"parts": 2},
     {"parts": 4},
-    {"a_width": 1},
+    {"a_width": 4, "parts": 4},
     {"group_m": 16},
-    {"block_n": 256, "blocks_per_sm": 1, "stages": 3},
-    {"block_m": 256, "blocks_per_sm": 1, "stages": 3},
-    {"thread_m": 8, "thread_n": 16},
+    {"blocks_per_sm": 1},
+    {"blocks_per_sm": 2},
 )
 WORTH_TIMING = 1.4
 MOST = 12
@@ -69,37 +70,29 @@ def contenders(problem: Problem, sm_count: int, arch: tuple[int, int], *, model:
     if model:
         return [chosen]
     near = sorted(choices(problem, sm_count, arch), key=lambda choice: choice.cycles)
-    found = [chosen, *(choice for choice in near if choice.cycles <= WORTH_TIMING * chosen.cycles)]
+    found = [chosen, *(choice for choice in near[:MOST] if choice.cycles <= WORTH_TIMING * chosen.cycles)]
     for changes in VARIATIONS:
         try:
             found.append(replace(chosen, parameters=replace(chosen.parameters, **changes)))
         except NumbaGemmError:
             continue
     unique = {choice.config: choice for choice in found if choice.parameters.fits(arch)}
-    return list(unique.values())[: MOST + len(VARIATIONS)]
+    return list(unique.values())
 
 
 def compile_all(problems: list[Problem], plans: list[list[Choice]], arch: tuple[int, int]) -> None:
     """Fill the disk cache with every kernel of every plan, one process a core."""
-    wanted: dict[tuple[str, Config], KernelSpec] = {}
-    for problem, found in zip(problems, plans, strict=True):
-        for choice in found:
-            for one in SPEC.plan(problem, choice.config).launches:
-                wanted[one.spec.name, one.config] = one.spec
-    with concurrent.futures.ProcessPoolExecutor(os.cpu_count()) as pool:
-        jobs = [pool.submit(_compile, spec.name, config, arch) for (_, config), spec in wanted.items()]
-        concurrent.futures.wait(jobs)
+    launches = [
+        one
+        for problem, found in zip(problems, plans, strict=True)
+        for choice in found
+        for one in SPEC.plan(problem, choice.config).launches
+    ]
+    compile_ahead([(one.spec, one.config) for one in launches], arch)
 
 
-def _compile(name: str, config: Config, arch: tuple[int, int]) -> None:
-    from numba_gemm.fp32 import repack, split_k_sum
-
-    specs = {SPEC.name: SPEC, split_k_sum.SPEC.name: split_k_sum.SPEC, "repack": repack.SPECS[4]}
-    compile_kernel(specs[name], config, arch)
-
-
-def measure(problem: Problem, found: list[Choice], rounds: int) -> float:
-    """Print the table of one shape; returns cuBLAS's time by that of the model's choice."""
+def measure(problem: Problem, found: list[Choice], rounds: int) -> tuple[float, list[tuple[Choice, float]]]:
+    """Print the table of one shape; returns cuBLAS's time by that of the model's choice, and each choice's time."""
     import torch
 
     from numba_gemm.benchmark.peers import find_peer
@@ -127,7 +120,7 @@ def measure(problem: Problem, found: list[Choice], rounds: int) -> float:
     if peer is None:
         raise SystemExit(f"cuBLAS is needed: {reason}")
     works = [lambda i, s: peer.gemm(a[i].data_ptr(), b[i].data_ptr(), c[i].data_ptr(), m, n, k, s)]
-    names, errors = ["cublas"], [error_of(works[0])]
+    names, errors, timed = ["cublas"], [error_of(works[0])], []
     for choice in found:
         try:
             prepared = prepare_form(problem, SPEC, choice.config, context)
@@ -147,17 +140,34 @@ def measure(problem: Problem, found: list[Choice], rounds: int) -> float:
         split = f" split {choice.split_tiles}/{choice.split_blocks}" if choice.split_blocks else ""
         copied = f" copied {choice.copied}" if choice.copied else ""
         works.append(work)
+        timed.append(choice)
         names.append(f"{choice.parameters.label}{split}{copied}")
         errors.append(error)
     times = time_interleaved(works, sets=sets, rounds=rounds)
     print(f"\n{m}x{n}x{k}, {sets} sets")
-    model = f"{found[0].parameters.label}"
+    model = names[1] if timed and timed[0] == found[0] else ""
     for t, name, error in sorted(zip(times, names, errors, strict=True), key=lambda row: row[0].us):
-        mark = "*" if name.startswith(model) else " "
+        mark = "*" if name == model else " "
         rate = 2e-6 * m * n * k / t.us
         print(f" {mark}{t.us:10.2f} us {rate:6.2f} TF {t.ratio:6.3f} x cuBLAS, error {error:.2e}  {name}")
     sys.stdout.flush()
-    return times[1].ratio if len(times) > 1 else float("nan")
+    return times[1].ratio if model else float("nan"), [(c, t.us) for c, t in zip(timed, times[1:], strict=True)]
+
+
+def save(path: Path, gpu: str, sm_count: int, cuda: str, measured: dict[Problem, list[tuple[Choice, float]]]) -> None:
+    """Write times as ``tests/data/h200_v8_forms.json`` has them: the forms, and a row for each choice and its µs."""
+    forms: dict[str, int] = {}
+    rows: list[list[Any]] = []
+    for p, choices_of in measured.items():
+        for choice, us in choices_of:
+            form = forms.setdefault(json.dumps(asdict(choice.parameters)), len(forms))
+            split = (choice.split_tiles, choice.split_blocks)
+            rows.append([p.m, p.n, p.k, form, *split, choice.copied, round(us, 2), 1])
+    columns = ["m", "n", "k", "form", "split_tiles", "split_blocks", "copied", "us", "run"]
+    head = json.dumps({"gpu": gpu, "sm_count": sm_count, "cuda": cuda, "date": f"{datetime.date.today()}"})
+    body = ",\n".join(map(json.dumps, rows))
+    text = f'{{"environment": {head},\n"columns": {json.dumps(columns)},\n"forms": [\n'
+    path.write_text(text + ",\n".join(forms) + f'\n],\n"rows": [\n{body}\n]}}\n', encoding="utf-8")
 
 
 def main() -> int:
@@ -166,6 +176,7 @@ def main() -> int:
     parser.add_argument("--shape", action="append")
     parser.add_argument("--model", action="store_true")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--save", type=Path)
     args = parser.parse_args()
     suites = {name: SUITES[name] for name in args.suites}
     if args.shape:
@@ -185,11 +196,16 @@ def main() -> int:
     flat = [problem for group in problems.values() for problem in group]
     plans = {problem: contenders(problem, sm_count, arch, model=args.model) for problem in flat}
     compile_all(flat, [plans[problem] for problem in flat], arch)
-    summary = []
+    summary, times = [], {}
     for name, group in problems.items():
-        ratios = [measure(problem, plans[problem], args.rounds) for problem in group]
+        ratios = []
+        for problem in group:
+            ratio, times[problem] = measure(problem, plans[problem], args.rounds)
+            ratios.append(ratio)
         mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
         summary.append(f"{name}: {mean:.3f} x cuBLAS, " + ", ".join(f"{ratio:.3f}" for ratio in ratios))
+    if args.save:
+        save(args.save, device.name, sm_count, ".".join(map(str, device.driver_version)), times)
     print("\nthe model's choices, geometric mean and each shape")
     print("\n".join(summary))
     return 0

@@ -23,6 +23,9 @@ REDUCE = struct.Struct("<2Q2Iq2fI4xq")
 #: between the matrices of a batch, of source and target; ctaid.z is the batch index.
 REPACK = struct.Struct("<2Q2I6q")
 
+#: The same of two copies; blocks of the first; matrices in the batch of each.
+REPACK_PAIR = struct.Struct("<2Q2I6q2Q2I6q3I")
+
 #: W, x, y; J outputs, K, depth of one part of K; ldw, stride of x, of y; alpha, beta; batch strides of W, x, y;
 #: stride from one part's y to the next.
 GEMV = struct.Struct("<3Q3I4x3q2f4q")
@@ -45,6 +48,14 @@ GEMM_F32_SPLIT = struct.Struct("<3Q3I4x3q2f3qQ3I")
 #: each such block, stages in K.
 SPLIT_K_SUM = struct.Struct("<2Q2Iq2fq4I")
 
+#: Tensor maps of A, B, C; C, or the workspace of partial sums; ldc, batch stride of C; M, N, K, batch, parts of K,
+#: 64-deep blocks of one part; alpha, beta.
+WGMMA = struct.Struct("<128s128s128sQqq6I2f")
+
+#: Tensor maps of A and B, then GEMM_F32_BATCHED's list or, where K is split, GEMM_SPLIT_K's.
+T4_TMA = struct.Struct("<128s128s3Q3I4x3q2f3q")
+T4_TMA_SPLIT_K = struct.Struct("<128s128s3Q3I4x3q2f3qQI")
+
 PARAMETERS = {
     "gemm_f32_split": GEMM_F32_SPLIT,
     "split_k_sum": SPLIT_K_SUM,
@@ -53,11 +64,16 @@ PARAMETERS = {
     "gemm_16": GEMM_16,
     "t4": GEMM_F32_BATCHED,
     "t4_split_k": GEMM_SPLIT_K,
+    "t4_tma": T4_TMA,
+    "t4_tma_split_k": T4_TMA_SPLIT_K,
     "splitk_reduce": REDUCE,
+    "wgmma": WGMMA,
     "gemv": GEMV,
     "gemv_sum": GEMV_SUM,
     "skinny": SKINNY,
     "skinny_fixup": SKINNY_FIXUP,
     "repack_16": REPACK,
     "repack_32": REPACK,
+    "repack_pair_16": REPACK_PAIR,
+    "repack_pair_32": REPACK_PAIR,
 }

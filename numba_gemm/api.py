@@ -293,7 +293,7 @@ class KernelTable(tuple[KernelInfo, ...]):
 
 
 def kernels() -> KernelTable:
-    """The ladder, foot first. ``kernel=`` takes these names, and those of candidates and of twins in CUDA C++.
+    """The ladder, foot first. ``kernel=`` also takes ``gemv``, ``skinny``, the candidates and the twins in CUDA C++.
 
     Examples
     --------

@@ -15,8 +15,8 @@ from numba_gemm.arrays import Operand
 from numba_gemm.choose import Tuned, choose
 from numba_gemm.errors import KernelConstraintError
 from numba_gemm.fp32 import repack
-from numba_gemm.problem import ALIGNMENT, ITEMSIZE, Problem
-from numba_gemm.spec import Addresses, Config, KernelLaunch, KernelSpec
+from numba_gemm.problem import ALIGNMENT, ITEMSIZE, Problem, padded_stride
+from numba_gemm.spec import Addresses, Config, KernelLaunch, KernelSpec, TensorMap, first_alone
 from numba_gemm.stack import (
     Batches,
     ProductShape,
@@ -179,11 +179,11 @@ class _Arranger:
             problem,
             spec,
             config,
-            (*before, *products, *after),
+            first_alone((*before, *products, *after)),
             len(before) + plan.main,
             self.workspace_bytes,
             plan.k_per_split,
-            tuple(self.notes),
+            (*self.notes, *plan.notes),
         )
 
     def _reserve(self, nbytes: int) -> int:
@@ -214,8 +214,11 @@ class _Arranger:
         return copy
 
     def _packed_copy(self, matrix: _Matrix, extents: Shape, dtype: str) -> _Matrix:
-        stack, elements = matrix.stack.packed(extents)
-        begin = self._reserve(elements * ITEMSIZE[dtype])
+        itemsize = ITEMSIZE[dtype]
+        # Tensor-core kernels copy 16 bytes at a time, and TMA whole lines: none of a row of 16-bit elements is shared.
+        row_stride = padded_stride(matrix.stack.columns) if itemsize == 2 else None
+        stack, elements = matrix.stack.packed(extents, row_stride)
+        begin = self._reserve(elements * itemsize)
         return _Matrix(matrix.name, stack, Addresses.workspace, 0, begin)
 
     def _problem(
@@ -342,7 +345,8 @@ def _copies(source: _Matrix, target: _Matrix, extents: Shape, dtype: str) -> lis
         ) -> tuple[Any, ...]:
             return (source.address(at) + from_bytes, target.address(at) + to_bytes, *rest)
 
-        launches.append(KernelLaunch(copy.spec, copy.config, copy.grid, PARAMETERS[copy.spec.abi], values))
+        parameters = PARAMETERS[copy.spec.abi]
+        launches.append(KernelLaunch(copy.spec, copy.config, copy.grid, parameters, values, overlaps=True))
     return launches
 
 
@@ -353,9 +357,17 @@ def _why(stack: Stack) -> str:
     )
 
 
-def pack(launch: KernelLaunch, at: Addresses) -> bytes:
-    """The parameter bytes of a launch."""
-    return launch.parameters.pack(*launch.values(at))
+def pack(launch: KernelLaunch, at: Addresses, encode: Callable[[TensorMap], bytes] | None = None) -> bytes:
+    """The parameter bytes of a launch; ``encode`` makes the bytes of a tensor map on the GPU, or the emulator."""
+    values = launch.values(at)
+    if encode is None:
+        return launch.parameters.pack(*values)
+    return launch.parameters.pack(*(encode(value) if isinstance(value, TensorMap) else value for value in values))
+
+
+def takes_tensor_maps(launch: KernelLaunch) -> bool:
+    """Whether there are tensor maps among a launch's parameters."""
+    return any(isinstance(value, TensorMap) for value in launch.values(Addresses(0, 0, 0, 0)))
 
 
 def pointer_slots(launch: KernelLaunch) -> tuple[tuple[str, int], ...] | None:
@@ -363,6 +375,8 @@ def pointer_slots(launch: KernelLaunch) -> tuple[tuple[str, int], ...] | None:
 
     None for a launch whose parameters depend on addresses in another way.
     """
+    if takes_tensor_maps(launch):
+        return None
     marks = Addresses(1 << 44, 2 << 44, 4 << 44, 8 << 44)
     zero, marked = pack(launch, Addresses(0, 0, 0, 0)), pack(launch, marks)
     if zero[24:] != marked[24:]:

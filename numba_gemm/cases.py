@@ -149,10 +149,16 @@ def accepted_cases(case: Case, refuses: Callable[[Problem], str | None] | None) 
         return [case]
     for most in (max(case.m, case.n), 64, 1):
         narrowed = dict.fromkeys((replace(case, m=min(case.m, most)), replace(case, n=min(case.n, most))))
-        taken = [one for one in narrowed if refuses(Problem.packed(one.m, one.n, one.k, dtype=one.dtype)) is None]
+        taken = [one for one in narrowed if refuses(_packed(one)) is None]
         if taken:
             return taken
     return []
+
+
+def _packed(case: Case) -> Problem:
+    """The problem of a case that lies packed; without depth, as for a call, if it reads neither factor."""
+    k = case.k if case.alpha != 0 else 0
+    return Problem.packed(case.m, case.n, k, dtype=case.dtype, alpha=case.alpha, beta=case.beta)
 
 
 def large_cases() -> Iterator[Case]:

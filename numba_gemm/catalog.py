@@ -17,6 +17,7 @@ from numba_gemm.fp32.gemv_specs import GEMV
 from numba_gemm.fp32.skinny_specs import SKINNY
 from numba_gemm.spec import KernelSpec
 from numba_gemm.tensorcore.specs import T1, T2, T3, T4
+from numba_gemm.tensorcore.w_specs import W1, W2
 
 LADDER: dict[str, KernelSpec] = {
     spec.name: spec
@@ -28,24 +29,28 @@ LADDER: dict[str, KernelSpec] = {
         v5_block.SPEC,
         v6_vector.SPEC,
         v7_warptile.SPEC,
+        v8_pipelined.SPEC,
         T1,
         T2,
         T3,
         T4,
+        W1,
+        W2,
     )
 }
 
-#: Kernels that no recorded run on a GPU has confirmed in their present form: a name takes them, and the tuner, which
-#: validates before it times; no rule chooses them. `v8` is the ladder's next rung, the others are for one vector and
-#: for one narrow side.
-CANDIDATES: dict[str, KernelSpec] = {spec.name: spec for spec in (v8_pipelined.SPEC, GEMV, SKINNY)}
+#: Kernels for special shapes, which stand beside the ladder: one vector, one narrow side.
+SPECIAL: dict[str, KernelSpec] = {spec.name: spec for spec in (GEMV, SKINNY)}
+
+#: Kernels of whose checks on a GPU, under compute-sanitizer too, ``bench/results`` has no record yet.
+UNRECORDED = frozenset({"v8", "w1", "w2", *SPECIAL})
 
 #: The baseline on the CPU, which is no GPU kernel but stands at the foot of the ladder.
 CPU_BASELINE = "cpu"
 
 
 def kernel_names() -> list[str]:
-    """The names of the ladder, foot first. ``kernel=`` also takes those in ``CANDIDATES`` and ``FALLBACKS``."""
+    """The names of the ladder, foot first. ``kernel=`` also takes the special kernels and the fallbacks."""
     return [CPU_BASELINE, *LADDER]
 
 
@@ -56,21 +61,30 @@ def get_spec(name: str) -> KernelSpec:
     ------
     ValueError : if there is none; the message lists the names there are.
     """
-    spec = LADDER.get(name) or CANDIDATES.get(name) or FALLBACKS.get(name)
+    spec = find_spec(name) or FALLBACKS.get(name)
     if spec is None:
         raise ValueError(
-            f"there is no kernel {name!r}; the kernels are {', '.join(kernel_names())}, the candidates "
-            f"{', '.join(CANDIDATES)}, and in CUDA C++ {', '.join(FALLBACKS)}"
+            f"there is no kernel {name!r}; the kernels are {', '.join(kernel_names())}, for special shapes "
+            f"{', '.join(SPECIAL)}, and in CUDA C++ {', '.join(FALLBACKS)}"
         )
     return spec
 
 
-def kernels_for(dtype: str) -> list[str]:
-    """The GPU kernels that take this element type, in ladder order."""
-    return [name for name, spec in LADDER.items() if dtype in spec.dtypes]
+def find_spec(name: str) -> KernelSpec | None:
+    """The kernel called ``name`` of the ladder or of the special ones; None if there is none."""
+    return LADDER.get(name) or SPECIAL.get(name)
+
+
+def kernels_for(dtype: str, arch: tuple[int, int] | None = None) -> list[str]:
+    """The GPU kernels that take this element type, in ladder order; those that run on a compute capability, if given.
+
+    Kernels for which a stand-in in CUDA C++ runs on an older GPU count as running there.
+    """
+    typed = [name for name, spec in LADDER.items() if dtype in spec.dtypes]
+    return [name for name in typed if arch is None or LADDER[name].max_arch is None or LADDER[name].runs_on(arch)]
 
 
 def tuned_kernels(dtype: str) -> list[KernelSpec]:
-    """The kernels that the tuner times for an element type: the ladder's best, and the candidates."""
-    best = (LADDER[name] for name in ("v6", "v7", "t4"))
-    return [spec for spec in (*best, *CANDIDATES.values()) if dtype in spec.dtypes]
+    """The kernels that the tuner times for an element type: the ladder's best, and the special ones."""
+    best = (LADDER[name] for name in ("v6", "v7", "v8", "t4", "w1", "w2"))
+    return [spec for spec in (*best, *SPECIAL.values()) if dtype in spec.dtypes]

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from numba_gemm.catalog import CANDIDATES, LADDER, get_spec
+from numba_gemm.catalog import LADDER, find_spec, get_spec
 from numba_gemm.errors import KernelConstraintError
 from numba_gemm.fallback import FALLBACKS, check_arch, fallback_for
+from numba_gemm.fp32.choose_fp32 import choose_kernel
 from numba_gemm.problem import Problem
 from numba_gemm.spec import Config, KernelSpec, describe_config
 from numba_gemm.tuned import Choice
 
 #: The measured choice for a problem, or None.
 Tuned = Callable[[Problem], Choice | None]
+
+#: A 16-bit batch of products no wider and no deeper than this is t4's once there are so many tiles for each SM.
+CROWD_TILE, CROWD_DEPTH, CROWD_TILES_PER_SM = 64, 256, 4
 
 #: SMs assumed where no GPU says: the number of an RTX 3060, the smallest card of its generation in wide use.
 DEFAULT_SM_COUNT = 28
@@ -46,14 +50,15 @@ def choose(
         measured = _measured(problem, tuned(problem), arch)
         if measured is not None:
             return measured
-    spec = get_spec(kernel) if kernel is not None else _by_rule(problem, sm_count)
+    spec = get_spec(kernel) if kernel is not None else _by_rule(problem, sm_count, arch)
     if spec.name in FALLBACKS:
         check_arch(spec, arch, dtype=problem.dtype)
     elif arch < spec.min_arch and problem.dtype in spec.dtypes and kernel != "t4":
         spec = fallback_for(spec.name, arch, "it needs cp.async and m16n8k16 (sm_80)", dtype=problem.dtype) or spec
-    if arch < spec.min_arch:
+    if not spec.runs_on(arch):
+        later = "" if spec.max_arch == spec.min_arch else " or later"
         raise KernelConstraintError(
-            f"kernel {spec.name} needs compute capability {_dotted(spec.min_arch)} or later and this GPU has "
+            f"kernel {spec.name} needs compute capability {_dotted(spec.min_arch)}{later} and this GPU has "
             f"{_dotted(arch)}; use {_remedy(spec, arch)}"
         )
     if spec.select is not None and problem.dtype in spec.dtypes:
@@ -69,7 +74,7 @@ def choose(
     others = [
         other.name
         for other in LADDER.values()
-        if arch >= other.min_arch and any(other.unmet(problem, config) is None for config in other.configs)
+        if other.runs_on(arch) and any(other.unmet(problem, config) is None for config in other.configs)
     ]
     remedy = f"kernel {others[-1]!r} can" if others else "no kernel can, so split the product into blocks"
     raise KernelConstraintError(f"kernel {spec.name} can't take this product ({'; '.join(reasons)}); {remedy}")
@@ -79,29 +84,38 @@ def _measured(problem: Problem, choice: Choice | None, arch: tuple[int, int]) ->
     """A choice from a table, if there is one and it can be carried out."""
     if choice is None:
         return None
-    spec = LADDER.get(choice.kernel) or CANDIDATES.get(choice.kernel)
-    if spec is None or arch < spec.min_arch or spec.unmet(problem, choice.config) is not None:
+    spec = find_spec(choice.kernel)
+    if spec is None or not spec.runs_on(arch) or spec.unmet(problem, choice.config) is not None:
         return None
     return spec, choice.config
 
 
-def _by_rule(problem: Problem, sm_count: int) -> KernelSpec:
-    """The warp-tiled kernel where its tiles fill the GPU; below that, smaller tiles or more threads a tile.
+def _by_rule(problem: Problem, sm_count: int, arch: tuple[int, int]) -> KernelSpec:
+    """The kernel by the models of what they cost; float32 has several, the 16-bit types one for each generation."""
+    if problem.dtype == "float32":
+        return get_spec(choose_kernel(problem, sm_count, arch))
+    w2 = LADDER["w2"]  # where there is wgmma
+    if w2.runs_on(arch) and w2.unmet(problem, ()) is None and not _is_crowd(problem, sm_count):
+        return w2
+    return LADDER["t4"]
 
-    The limits are where the rungs' times cross on an H200: at 1024³ (64 tiles of 128×128 for 132 SMs) v6 leads, at
-    512³ (16 tiles) v3 does, whose 32×32 tiles reach every SM. It reads rows only, and making them costs more than it
-    brings.
+
+def _is_crowd(problem: Problem, sm_count: int) -> bool:
+    """Whether a batch is one of many small products, which start and end more than they multiply.
+
+    An SM holds four blocks of t4 at a time, which hide that from one another, and one block of w2. By the models of
+    both they are about level where both sides fill a tile, and t4 is up to three times as fast where they don't.
     """
-    if problem.dtype != "float32":
-        return LADDER["t4"]
-    tiles = LADDER["v7"].grid(problem.m, problem.n) * problem.batch
-    if tiles >= sm_count:
-        return LADDER["v7"]
-    return LADDER["v6"] if 6 * tiles >= sm_count or not problem.is_row_major else LADDER["v3"]
+    p = problem
+    tiles = p.batch * -(-p.m // CROWD_TILE) * -(-p.n // CROWD_TILE)
+    small = min(p.m, p.n) <= CROWD_TILE and p.k <= CROWD_DEPTH
+    return p.batch > 1 and small and tiles >= CROWD_TILES_PER_SM * sm_count
 
 
 def _remedy(spec: KernelSpec, arch: tuple[int, int]) -> str:
-    stand_in = "t3-nvcc" if spec.name == "t4" else f"{spec.name}-nvcc"
+    if spec.max_arch is not None and arch >= LADDER["t4"].min_arch:
+        return "kernel 't4'"
+    stand_in = "t3-nvcc" if spec.name in ("t4", "w1", "w2") else f"{spec.name}-nvcc"
     if stand_in in FALLBACKS and arch >= FALLBACKS[stand_in].min_arch:
         return f"kernel {stand_in!r}"
     return "device='cpu'"

@@ -18,7 +18,7 @@ from numba_gemm.compile import compile_kernel, kernel_ptx
 from numba_gemm.emulator.machine import Machine
 from numba_gemm.emulator.report import Report
 from numba_gemm.problem import Problem, check_inputs, check_output
-from numba_gemm.spec import Addresses, Config, KernelLaunch, KernelSpec
+from numba_gemm.spec import OVERLAP_SINCE, Addresses, Config, KernelLaunch, KernelSpec, TensorMap, first_alone
 
 #: The architecture that is emulated unless another is named.
 DEFAULT_ARCH = (9, 0)
@@ -70,7 +70,7 @@ def run_form(
     plan = spec.plan(problem, config)
     if plan.workspace_bytes:
         at = at._replace(workspace=machine.alloc(plan.workspace_bytes))
-    reports = [_run(machine, one, at, arch, progress) for one in plan.launches]
+    reports = [_run(machine, one, at, arch, progress) for one in first_alone(plan.launches)]
     return reports[plan.main]
 
 
@@ -78,12 +78,18 @@ def _run(
     machine: Machine, one: KernelLaunch, at: Addresses, arch: tuple[int, int], progress: Progress | None
 ) -> Report:
     geometry = one.geometry
+
+    def encode(tensor: TensorMap) -> bytes:
+        address, element, dims, strides, box, swizzle, promotion = tensor
+        return machine.tensor_map(address, element, dims, strides, box, swizzle=swizzle, l2_promotion=promotion)
+
     return machine.launch(
         _ptx(one.spec, one.config, arch),
         one.grid,
         geometry.threads,
-        pack(one, at),
+        pack(one, at, encode),
         shared_bytes=geometry.shared_bytes,
+        overlaps=one.overlaps and arch >= OVERLAP_SINCE,
         progress=progress,
     )
 

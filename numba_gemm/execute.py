@@ -3,34 +3,54 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from numba_gemm.arrange import Arrangement, Request, arrange, pack, pointer_slots
+from numba_gemm.arrange import Arrangement, Request, arrange, pack, pointer_slots, takes_tensor_maps
 from numba_gemm.choose import Tuned, choose
 from numba_gemm.compile import compile_kernel
 from numba_gemm.device.context import Context, Device
-from numba_gemm.device.launch import PreparedLaunch, launch, prepare_launch
+from numba_gemm.device.launch import PackedLaunch, PreparedLaunch, launch, prepare_launch, prepare_packed_launch
 from numba_gemm.device.memory import DeviceBuffer
 from numba_gemm.device.module import Function, load
+from numba_gemm.device.tensor_map import encode
 from numba_gemm.errors import CompileError
 from numba_gemm.fallback import REPACK, fallback_for
 from numba_gemm.fp32 import repack
 from numba_gemm.problem import Problem
-from numba_gemm.spec import Addresses, Config, KernelLaunch, KernelSpec, LaunchPlan
+from numba_gemm.spec import OVERLAP_SINCE, Addresses, Config, KernelLaunch, KernelSpec, LaunchPlan, first_alone
 from numba_gemm.tuned import find_choice
 
 #: Products whose kernels stay loaded and launches worked out; the least recently used goes first.
 PREPARED_LIMIT = 4096
+#: Parameters with tensor maps that are kept packed, each for a launch and its addresses; likewise.
+PACKED_LIMIT = 4096
+
+
+class _MappedLaunch:
+    """A launch that takes tensor maps; as itself, not by its value, a key of what is packed for it."""
+
+    __slots__ = ("launch",)
+
+    def __init__(self, launch: KernelLaunch) -> None:
+        self.launch = launch
+
+
+@functools.lru_cache(maxsize=PACKED_LIMIT)
+def _packed(mapped: _MappedLaunch, a: int, b: int, c: int, workspace: int = 0) -> bytes:
+    return pack(mapped.launch, Addresses(a, b, c, workspace), encode)
 
 
 @dataclass(frozen=True)
 class _Step:
-    """One launch of a prepared product."""
+    """One launch of a prepared product; ``mapped`` is what takes its place where its parameters hold tensor maps."""
 
     launch: KernelLaunch
     function: Function
     block: tuple[int, int, int]
     shared_bytes: int
+    mapped: tuple[_MappedLaunch, PackedLaunch] | None = None
+    overlaps: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,6 +118,10 @@ class Prepared:
 
     def _launch(self, at: Addresses, stream: int) -> None:
         for step in self.steps:
+            if step.mapped is not None:
+                one, launch_packed = step.mapped
+                launch_packed(_packed(one, *at), stream)
+                continue
             launch(
                 step.function,
                 step.launch.grid,
@@ -106,6 +130,7 @@ class Prepared:
                 step.launch.values(at),
                 dynamic_shared_bytes=step.shared_bytes,
                 stream=stream,
+                overlaps=step.overlaps,
             )
 
 
@@ -135,8 +160,7 @@ def prepare_request(request: Request, context: Context) -> Prepared:
 
 
 def _bound(arrangement: Arrangement, context: Context) -> Prepared:
-    launches = tuple(_with_twin_of_repack(one, context) for one in arrangement.launches)
-    steps = tuple(_step(one, context) for one in launches)
+    steps, main = _steps(arrangement.launches, arrangement.main, context)
     return Prepared(
         arrangement.spec,
         arrangement.config,
@@ -144,7 +168,7 @@ def _bound(arrangement: Arrangement, context: Context) -> Prepared:
         steps,
         arrangement.workspace_bytes,
         arrangement.k_per_split,
-        arrangement.main,
+        main,
         arrangement.notes,
         _quick(steps, arrangement.workspace_bytes),
     )
@@ -153,10 +177,14 @@ def _bound(arrangement: Arrangement, context: Context) -> Prepared:
 def _quick(
     steps: tuple[_Step, ...], workspace_bytes: int
 ) -> tuple[PreparedLaunch, tuple[int, ...], tuple[int, ...]] | None:
-    slots = pointer_slots(steps[0].launch) if len(steps) == 1 and not workspace_bytes else None
-    if slots is None:
+    if len(steps) != 1 or workspace_bytes:
         return None
     (step,) = steps
+    if step.mapped is not None:
+        return _with_maps(*step.mapped), (0, 1, 2), (0, 0, 0)
+    slots = pointer_slots(step.launch)
+    if slots is None:
+        return None
     prepared = prepare_launch(
         step.function,
         step.launch.grid,
@@ -167,23 +195,52 @@ def _quick(
     return prepared, tuple("abc".index(name) for name, _ in slots), tuple(offset for _, offset in slots)
 
 
+def _with_maps(one: _MappedLaunch, launch_packed: PackedLaunch) -> PreparedLaunch:
+    """A launch on the addresses of A, B and C whose tensor maps are made once for each three of them."""
+    parameters: Callable[[_MappedLaunch, int, int, int], bytes] = _packed
+
+    def prepared(a: int, b: int, c: int, stream: int) -> None:
+        launch_packed(parameters(one, a, b, c), stream)
+
+    return prepared
+
+
 def _step(one: KernelLaunch, context: Context) -> _Step:
     geometry = one.geometry
     compiled = compile_kernel(one.spec, one.config, context.device.compute_capability)
     function = load(compiled, context, dynamic_shared_bytes=geometry.shared_bytes)
-    return _Step(one, function, (geometry.threads, 1, 1), geometry.shared_bytes)
+    block = (geometry.threads, 1, 1)
+    overlaps = one.overlaps and context.device.compute_capability >= OVERLAP_SINCE
+    mapped = None
+    if takes_tensor_maps(one):
+        size, shared = one.parameters.size, geometry.shared_bytes
+        packed_launch = prepare_packed_launch(
+            function, one.grid, block, size, dynamic_shared_bytes=shared, overlaps=overlaps
+        )
+        mapped = _MappedLaunch(one), packed_launch
+    return _Step(one, function, block, geometry.shared_bytes, mapped, overlaps)
 
 
-def _with_twin_of_repack(one: KernelLaunch, context: Context) -> KernelLaunch:
-    """A launch of the repacking kernel as its twin in CUDA C++ where Numba can't compile it; others as they are."""
-    if one.spec.name != repack.SPECS[4].name:
-        return one
+def _steps(launches: tuple[KernelLaunch, ...], main: int, context: Context) -> tuple[tuple[_Step, ...], int]:
+    """The launches, compiled and loaded, and where among them is the one that was the ``main``."""
+    replaced = [_with_twin_of_repack(one, context) for one in launches]
+    steps = tuple(_step(one, context) for group in replaced for one in group)
+    return steps, sum(map(len, replaced[:main]))
+
+
+def _with_twin_of_repack(one: KernelLaunch, context: Context) -> list[KernelLaunch]:
+    """A launch of a repacking kernel as its twin in CUDA C++ where Numba can't compile it; others as they are."""
+    if one.spec.name not in (repack.SPECS[4].name, repack.PAIRS[4].name):
+        return [one]
     arch = context.device.compute_capability
     try:
         compile_kernel(one.spec, one.config, arch)
     except CompileError as error:
-        return replace(one, spec=_twin(one.spec, context, error))
-    return one
+        return [
+            replace(copy, spec=_twin(copy.spec, context, error), overlaps=False)  # the twin doesn't wait
+            for copy in repack.one_by_one(one)
+        ]
+    return [one]
 
 
 @functools.lru_cache(maxsize=PREPARED_LIMIT)
@@ -220,7 +277,7 @@ def _twin(spec: KernelSpec, context: Context, error: CompileError) -> KernelSpec
 def prepare_form(problem: Problem, spec: KernelSpec, config: Config, context: Context) -> Prepared:
     """Compile and load one form of a kernel for a problem that it can take."""
     plan: LaunchPlan = spec.plan(problem, config)
-    steps = tuple(_step(one, context) for one in plan.launches)
+    steps, main = _steps(first_alone(plan.launches), plan.main, context)
     return Prepared(
         spec,
         config,
@@ -228,5 +285,7 @@ def prepare_form(problem: Problem, spec: KernelSpec, config: Config, context: Co
         steps,
         plan.workspace_bytes,
         plan.k_per_split,
+        main,
+        plan.notes,
         quick=_quick(steps, plan.workspace_bytes),
     )

@@ -106,7 +106,11 @@ FALLBACKS: dict[str, KernelSpec] = {spec.name: spec for spec in _SPECS}
 STAND_INS = {"v8": "v7", "gemv": "v7", "skinny": "v7"}
 
 #: Bytes of an element → the twin of the kernel that repacks it (``fp32.repack.SPECS``).
-REPACK: dict[int, KernelSpec] = {size: _twin(spec, "repack", ()) for size, spec in repack.SPECS.items()}
+#: It has the forms that fill no rows up (``fp32.repack.one_by_one``).
+REPACK: dict[int, KernelSpec] = {
+    size: replace(_twin(spec, "repack", ()), configs=tuple(one for one in spec.configs if not dict(one).get("filled")))
+    for size, spec in repack.SPECS.items()
+}
 
 
 def fallback_for(name: str, arch: tuple[int, int], reason: str, *, dtype: str | None = None) -> KernelSpec | None:

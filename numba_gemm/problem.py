@@ -16,6 +16,24 @@ from numba_gemm.stack import MAX_DIMENSION, ProductShape, broadcast, product_sha
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 ALIGNMENT = 16  # bytes of the widest access
 
+#: Elements of 16 bits in 16 bytes, and in a line of L2, of which TMA reads as many as a row of its box touches.
+_WIDTH, _LINE = ALIGNMENT // 2, 64
+
+
+def padded_stride(elements: int) -> int:
+    """The stride of copied rows of so many 16-bit elements: none shares more lines of L2 than it has to.
+
+    A multiple of 128 bytes, or the power of two from 16 bytes on that holds a shorter row: twice as long at most.
+    """
+    if elements > _LINE // 2:
+        return -(-elements // _LINE) * _LINE
+    return max(_WIDTH, 1 << (elements - 1).bit_length()) if elements else 0
+
+
+def shares_lines(inner: int, stride: int) -> bool:
+    """Whether boxes of rows of ``inner`` 16-bit elements, as far apart as a stride says, begin amid lines of L2."""
+    return bool(stride % _LINE) and not (inner <= stride < _LINE and _LINE % stride == 0)
+
 
 @dataclass(frozen=True)
 class Problem:

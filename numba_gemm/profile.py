@@ -157,7 +157,8 @@ def profile_emulated(job: Job, arch: tuple[int, int], *, progress: Callable[[int
 
     spec, config = job.resolve(arch)
     problem = job.problem()
-    compiled = compile_kernel(spec, spec.plan(problem, config).launches[0].config, arch)
+    plan = spec.plan(problem, config)
+    compiled = compile_kernel(spec, plan.launches[plan.main].config, arch)
     machine = Machine(compiled.arch)
     itemsize = ITEMSIZE[problem.dtype]
     # No count depends on the values, since the kernels don't branch on them; zeros are as good as any.

@@ -7,8 +7,8 @@ it is launched. Nothing here imports Numba or CUDA.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from numba_gemm.abi import PARAMETERS
@@ -21,6 +21,8 @@ Config = tuple[tuple[str, int | str], ...]
 MAX_GRID = 2**31 - 1
 #: The same of the z dimension, which counts the products of a batch.
 MAX_GRID_Z = 65535
+#: The first compute capability whose launches can overlap (programmatic dependent launch).
+OVERLAP_SINCE = (9, 0)
 
 
 def make_config(**parameters: int | str) -> Config:
@@ -60,11 +62,43 @@ class Addresses(NamedTuple):
     workspace: int = 0
 
 
+class TensorMap(NamedTuple):
+    """A tensor in global memory as TMA copies see it; a kernel's parameter of 128 bytes (``.align 64``).
+
+    Attributes
+    ----------
+    address : of the first element, a multiple of 16.
+    element : ``"f16"``, ``"bf16"`` or ``"f32"``.
+    dims : elements in each dimension, innermost first.
+    strides : bytes from one element to the next in all dimensions but the first, multiples of 16.
+    box : elements in each dimension that one copy moves.
+    swizzle : ``"none"``, ``"32B"``, ``"64B"`` or ``"128B"``: how 16-byte pieces of the box lie in shared memory.
+    l2_promotion : ``"none"``, ``"64B"``, ``"128B"`` or ``"256B"``: how much the L2 fetches at a time.
+
+    What lies outside of the tensor is loaded as zero and not stored.
+    """
+
+    address: int
+    element: str
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: str = "128B"
+    l2_promotion: str = "256B"
+
+
 @dataclass(frozen=True)
 class KernelLaunch:
     """One launch of one form of a kernel.
 
-    ``values`` gives the kernel's parameters, in the order of ``parameters``, once the addresses are known.
+    ``values`` gives the kernel's parameters, in the order of ``parameters``, once the addresses are known; one of 128
+    bytes may be a :class:`TensorMap`.
+
+    ``overlaps`` says that the kernel waits by itself (``griddepcontrol.wait``, in every block) for the launch before it
+    before it touches what that one writes, or writes what that one reads: then a GPU of compute capability 9.0 or later
+    may start its blocks as room becomes free, and they are there when the other one ends. Waiting for the launch before
+    is enough in a chain, since that one is over only after it has waited itself. Behind the last launch everything
+    is as after any other: the next operation of the stream finds it finished.
     """
 
     spec: KernelSpec
@@ -72,6 +106,7 @@ class KernelLaunch:
     grid: tuple[int, int, int]
     parameters: struct.Struct
     values: Callable[[Addresses], tuple[Any, ...]]
+    overlaps: bool = False
 
     @property
     def geometry(self) -> Geometry:
@@ -79,18 +114,26 @@ class KernelLaunch:
         return self.spec.geometry(self.config)
 
 
+def first_alone(launches: Sequence[KernelLaunch]) -> tuple[KernelLaunch, ...]:
+    """The launches of a whole product: the first doesn't overlap what the stream held before, which isn't known."""
+    return tuple(
+        replace(one, overlaps=False) if index == 0 and one.overlaps else one for index, one in enumerate(launches)
+    )
+
+
 @dataclass(frozen=True)
 class LaunchPlan:
     """The launches, in order on one stream, that carry out a product, and the bytes of workspace they share.
 
     ``k_per_split`` is the depth of one part where K is split, else 0; the error bound depends on it. ``main`` is the
-    index of the first launch that multiplies.
+    index of the first launch that multiplies; ``notes`` say in words what else is done and why.
     """
 
     launches: tuple[KernelLaunch, ...]
     workspace_bytes: int = 0
     k_per_split: int = 0
     main: int = 0
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,6 +153,7 @@ class KernelSpec:
     source : the language of the device code: ``"numba"``, ``"ptx"`` or ``"cuda"``.
     dtypes : NumPy dtype names of A and B that it takes.
     min_arch : lowest compute capability.
+    max_arch : highest compute capability, for kernels whose instructions later GPUs don't have; None: no limit.
     min_blocks_per_sm : occupancy promised to ptxas, from which it takes its register limit.
     configs : the compiled forms, best first; the first whose needs a problem meets is launched.
     abi : the kernel's parameter list, a key of ``numba_gemm.abi.PARAMETERS``.
@@ -123,6 +167,7 @@ class KernelSpec:
     plan_of : the launches of a problem, where one with the usual parameters wouldn't do.
     candidates : the forms that are worth timing for a problem, for the same arguments as ``select``'s.
     refuses : why the kernel can't take a problem in any form, in words, or None; for kernels of special shapes.
+    refuses_form : why one form of a kernel with ``select`` can't take a problem, in words, or None.
     """
 
     name: str
@@ -136,6 +181,7 @@ class KernelSpec:
     source: str = "numba"
     dtypes: tuple[str, ...] = ("float32",)
     min_arch: tuple[int, int] = (7, 5)
+    max_arch: tuple[int, int] | None = None
     min_blocks_per_sm: int = 1
     configs: tuple[Config, ...] = ((),)
     abi: str = "gemm_f32"
@@ -148,6 +194,11 @@ class KernelSpec:
     plan_of: Callable[[KernelSpec, Problem, Config], LaunchPlan] | None = field(default=None, repr=False)
     candidates: Callable[[Problem, int, tuple[int, int]], list[Config]] | None = field(default=None, repr=False)
     refuses: Callable[[Problem], str | None] | None = field(default=None, repr=False)
+    refuses_form: Callable[[Problem, Config], str | None] | None = field(default=None, repr=False)
+
+    def runs_on(self, arch: tuple[int, int]) -> bool:
+        """Whether GPUs of this compute capability have the kernel's instructions."""
+        return self.min_arch <= arch and (self.max_arch is None or arch <= self.max_arch)
 
     def entry(self, config: Config) -> str:
         """The name of the PTX entry of one compiled form."""
@@ -189,6 +240,8 @@ class KernelSpec:
             for name, layout in (("a", problem.a_layout), ("b", problem.b_layout)):
                 if parameters.get(f"{name}_layout", "row") != layout:
                     return f"{name.upper()} is {layout}-major"
+        if self.refuses_form is not None and (reason := self.refuses_form(problem, config)) is not None:
+            return reason
         if self.select is not None:  # it looked at the alignment that its forms need
             return None
         width = parameters.get("vector_width", 1)

@@ -106,17 +106,19 @@ class Stack:
             return by_column  # type: ignore[return-value]
         return None
 
-    def packed(self, extents: Shape) -> tuple[Stack, int]:
-        """This stack copied without gaps, row-major, and the elements of the copy.
+    def packed(self, extents: Shape, row_stride: int | None = None) -> tuple[Stack, int]:
+        """This stack copied row-major without gaps, and the elements of the copy.
 
-        Axes along which the same matrix is repeated (stride 0) stay repeated and take no memory.
+        Axes along which the same matrix is repeated (stride 0) stay repeated and take no memory. Rows are
+        ``row_stride`` elements apart, or follow one another.
         """
-        size = self.rows * self.columns
+        row_stride = row_stride or self.columns
+        size = self.rows * row_stride
         strides = []
         for extent, stride in zip(reversed(extents), reversed(self.batch_strides), strict=True):
             strides.append(size if stride else 0)
             size *= extent if stride else 1
-        return Stack(self.rows, self.columns, self.columns, 1, tuple(reversed(strides))), size
+        return Stack(self.rows, self.columns, row_stride, 1, tuple(reversed(strides))), size
 
 
 def stack_of(shape: Shape, strides: Shape, batch: Shape, *, column: bool = False) -> Stack:

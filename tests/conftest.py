@@ -9,7 +9,6 @@ import pytest
 from numba_gemm.device.driver import driver
 from numba_gemm.errors import NoDeviceError
 
-
 # JAX would take three quarters of the GPU's memory at its first array, from the tests beside it too.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 

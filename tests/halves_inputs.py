@@ -38,6 +38,9 @@ EXPONENTS = {
     "special": np.array([1, 0, 0, -1, -1, -2, -3, -5]),
 }
 
+#: Tiles of w2 that small products don't get.
+W2_TILES = ("128x256x64", "128x256x64 2x1", "192x128x64", "128x128x64", "64x256x64 2x1")
+
 TYPES = [("float16", "float16"), ("float16", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")]
 
 
@@ -56,7 +59,7 @@ class HalfCase:
     layouts: str = "row/row"
     gap: int = 0
     offset: int = 0
-    form: str = ""  # the tile of a form to force
+    form: str = ""  # of a form to force, the tile, and "tma" if TMA copies it
 
     def __str__(self) -> str:
         parts = [f"{self.m}×{self.n}×{self.k} {self.dtype}→{self.c_dtype} {self.inputs} {self.layouts}"]
@@ -79,6 +82,16 @@ def cases(kernel: str) -> Iterator[HalfCase]:
         yield replace(base, m=66, n=130, k=64, inputs="wide", alpha=-3.0)
         yield replace(base, m=40, n=48, k=39, inputs="subnormal", beta=0.5)
         yield replace(base, m=48, n=40, k=32, inputs="special")
+        if kernel in ("w1", "w2") and dtype == c_dtype:
+            for layouts in ("column/row", "row/column", "column/column"):
+                yield replace(base, m=136, n=72, k=88, layouts=layouts)
+        if kernel == "w2":
+            yield replace(base, m=64, n=72, k=4096)  # split
+            if dtype == c_dtype:
+                yield replace(base, m=5, n=200, k=136, form="columns", **scaled)  # the transposed product
+                for tile in W2_TILES if dtype == "bfloat16" else W2_TILES[1::2]:
+                    block_m, block_n, _ = map(int, tile.split()[0].split("x"))
+                    yield replace(base, m=block_m + 5, n=block_n + 8, k=216, form=tile)
         if kernel != "t4":
             continue
         yield replace(base, m=64, n=72, k=2048)  # these split K
@@ -88,13 +101,26 @@ def cases(kernel: str) -> Iterator[HalfCase]:
                 yield replace(base, m=136, n=72, k=88, layouts=layouts)
                 yield replace(base, m=67, n=70, k=45, layouts=layouts, gap=1, **scaled)
         if dtype == c_dtype:
-            for tile in dict.fromkeys(tile_of(get_spec("t4"), config) for config in get_spec("t4").configs):
-                block_m, block_n, block_k = map(int, tile.split("x"))
+            for tile in dict.fromkeys(form_of(get_spec("t4"), config) for config in get_spec("t4").configs):
+                block_m, block_n, block_k = map(int, tile.split()[0].split("x"))
                 yield replace(base, m=block_m + 5, n=block_n + 8, k=3 * block_k + 24, form=tile)
+        # Rows that TMA copies begin on 16 bytes; the same products by both forms.
+        for form in ("128x256x64", "128x256x64 tma"):
+            odd = replace(base, m=131, n=261, k=197, gap=3, form=form)
+            if form.endswith("tma"):
+                yield replace(odd, inputs="special")
+                yield replace(odd, inputs="wide", **scaled)
+            if (dtype == "float16") == (c_dtype == "float16"):
+                yield replace(base, m=136, n=264, k=328, layouts="column/column", form=form, **scaled)
+                yield replace(base, m=136, n=72, k=88, layouts="row/column", form=form)
 
 
-def tile_of(spec: KernelSpec, config: Config) -> str:
-    return "x".join(map(str, spec.geometry(config).block_tile))
+def form_of(spec: KernelSpec, config: Config) -> str:
+    """The tile of a form, with "tma" if TMA copies those of t4, and "2x1" if w2 shares them in such a cluster."""
+    tile = "x".join(map(str, spec.geometry(config).block_tile))
+    values = dict(config)
+    cluster = f"{values.get('cluster_m', 1)}x{values.get('cluster_n', 1)}"
+    return f"{tile} tma" if values.get("copies") == "tma" else tile + (f" {cluster}" if cluster != "1x1" else "")
 
 
 class Image(NamedTuple):
@@ -157,11 +183,16 @@ def plan(kernel: str, case: HalfCase, form: str = "") -> tuple[Problem, KernelSp
         *(case.alpha, case.beta, case.c_dtype, images[0].layout, images[1].layout),
     )
     spec, config = choose(problem, kernel, arch=ARCH, sm_count=SM_COUNT)
-    if case.form:
-        wanted = [
-            known for known in spec.configs if tile_of(spec, known) == case.form and dict(known)["dtype"] == case.dtype
-        ]
-        config = wanted[0]
+    if case.form == "columns":
+        assert spec.candidates is not None
+        config = next(one for one in spec.candidates(problem, SM_COUNT, ARCH) if dict(one).get("swapped"))
+    elif case.form:
+        wanted = next(
+            known for known in spec.configs if form_of(spec, known) == case.form and dict(known)["dtype"] == case.dtype
+        )
+        types = {"c_dtype": case.c_dtype, "a_layout": problem.a_layout, "b_layout": problem.b_layout}
+        config = make_config(**{**dict(wanted), **types})
+        assert spec.unmet(problem, config) is None, f"{case}: {spec.unmet(problem, config)}"
     return problem, spec, described(form) if form else config, images
 
 

@@ -8,10 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from numba_gemm import emulator
 from numba_gemm.benchmark import ceiling, correctness, record, runner
 from numba_gemm.benchmark.inputs import Checker, Pool
 from numba_gemm.benchmark.report import comparison_table, failures, shape_table
 from numba_gemm.benchmark.suites import Shape
+from numba_gemm.cases import numpy_dtype
 from numba_gemm.catalog import kernels_for
 from numba_gemm.compile import compile_kernel
 from numba_gemm.compile.assembler import find_tool
@@ -19,7 +21,6 @@ from numba_gemm.compile.sass import disassemble
 from numba_gemm.errors import CudaError
 from numba_gemm.problem import Problem
 from numba_gemm.report import render
-from numba_gemm.spec import make_config
 from numba_gemm.timing import Timing
 
 # --- a run on a GPU, with the GPU replaced
@@ -56,7 +57,10 @@ class FakePeer:
 
 
 class FakeCeiling:
-    instruction, registers, flops = "mma.sync…", 99, 4e9
+    registers, flops = 99, 4e9
+
+    def __init__(self, kernel=record.CEILING):
+        self.kernel, self.measured = kernel, "mma.sync…" + ("" if kernel == record.CEILING else ", normal numbers")
 
     def work(self, number, stream):
         pass
@@ -108,9 +112,13 @@ def gpu(monkeypatch):
     return state
 
 
-def bench(kernels, peer=None, dtype="float32", ceiling=None):
+CEILINGS = (record.CEILING, record.CEILING_NORMAL)
+
+
+def bench(kernels, peer=None, dtype="float32", ceilings=()):
     task = runner.Task("test", Shape(30, 40, 50), dtype, tuple(kernels))
-    return runner.bench_task(task, roof=runner.Roof(60.0, 4000.0), pool=Pool(length=1009), peer=peer, ceiling=ceiling)
+    roof, pool = runner.Roof(60.0, 4000.0), Pool(length=1009)
+    return runner.bench_task(task, roof=roof, pool=pool, peer=peer, ceilings=ceilings)
 
 
 def test_kernels_are_timed_beside_the_peer(gpu):
@@ -169,19 +177,23 @@ def test_kernels_that_cannot_be_timed_together_are_timed_alone(gpu):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_in_16_bits_the_ceiling_is_interleaved_and_is_the_roof(gpu, dtype):
-    t2, t4, top = bench(["t2", "t4"], FakePeer(), dtype, FakeCeiling())
-    assert gpu.timed == [4]
+def test_in_16_bits_the_ceilings_are_interleaved_and_the_first_is_the_roof(gpu, dtype):
+    t2, t4, top, normal = bench(["t2", "t4"], FakePeer(), dtype, [FakeCeiling(kernel) for kernel in CEILINGS])
+    assert gpu.timed == [5]
     assert (t2.dtype, t2.error, top.kernel, top.config) == (dtype, "", record.CEILING, "mma.sync…")
     assert t2.error_over_bound < 1
     assert top.us == 40.0
     assert top.tflops == top.ceiling_tflops == t2.ceiling_tflops == t4.ceiling_tflops == pytest.approx(100.0)
-    assert (top.peer, top.ratio, top.roof_tflops) == (None, None, None)
+    assert (normal.kernel, normal.config) == (record.CEILING_NORMAL, "mma.sync…, normal numbers")
+    assert (normal.us, normal.tflops, normal.ceiling_tflops) == (50.0, pytest.approx(80.0), top.tflops)
+    for row in (top, normal):
+        assert (row.peer, row.ratio, row.roof_tflops) == (None, None, None)
     problem = Problem.packed(30, 40, 50, dtype=dtype)
     assert t4.roof_tflops == runner.Roof(100.0, 4000.0).tflops(problem) < 100
-    text = render(shape_table("a shape", [t2, t4, top]), 200)
+    text = render(shape_table("a shape", [t2, t4, top, normal]), 200)
     assert "% of ceiling" in text
-    assert "ceiling, mma.sync…" in text
+    shown = [line.split() for line in text.splitlines() if line.startswith("ceiling, mma.sync…")]
+    assert [line[-3:-1] for line in shown] == [["100.00", "100.0"], ["80.00", "80.0"]]
 
 
 def test_without_a_ceiling_there_is_no_roof_in_16_bits(gpu):
@@ -233,7 +245,8 @@ def test_the_command_line_runs_both_ladders_and_compares_the_peer_with_itself(
     monkeypatch.setattr("numba_gemm.device.driver.is_available", lambda: True)
     monkeypatch.setattr(runner, "measure_roof", lambda context: runner.Roof(60.0, 4000.0))
     monkeypatch.setattr(runner, "Pool", lambda: Pool(length=1009))
-    monkeypatch.setattr(runner, "find_ceiling", lambda _, dtype: None if dtype == "float32" else FakeCeiling())
+    tops = tuple(FakeCeiling(kernel) for kernel in CEILINGS)
+    monkeypatch.setattr(runner, "find_ceilings", lambda _, dtype: () if dtype == "float32" else tops)
     monkeypatch.setattr(selection, "find_peer", lambda choice, dtype: (FakePeer(), ""))
     monkeypatch.setattr("numba_gemm.benchmark.forms.report_forms", lambda forms, **_: compiled.extend(forms))
     compiled, path = [], tmp_path / "run.json"
@@ -242,17 +255,15 @@ def test_the_command_line_runs_both_ladders_and_compares_the_peer_with_itself(
     text = capsys.readouterr().out
     rows = json.loads(path.read_text())["rows"]
     half = dtype or "float16"
-    ladders = {half: [*kernels_for(half), record.CEILING]} if dtype else {"float32": kernels_for("float32")}
-    ladders.setdefault(half, [*kernels_for(half), record.CEILING])
+    ladders = {half: [*kernels_for(half), *CEILINGS]} if dtype else {"float32": kernels_for("float32")}
+    ladders.setdefault(half, [*kernels_for(half), *CEILINGS])
     expected = [(one, name) for one, names in ladders.items() for _ in range(2) for name in names]
     assert [(row["dtype"], row["kernel"]) for row in rows[:-2]] == expected
     assert [row["suite"] for row in rows[-2:]] == [record.HALF_AGAINST_SINGLE] * 2
     assert f"sizes 30×40×50 {half}" in text
     assert f"cuBLAS in {half} against cuBLAS in float32, interleaved" in text
     assert f"Speed over cuBLAS's in {half}, geometric mean of the shapes: t1 0.50" in text
-    assert {name for name, _, _ in compiled} == {name for names in ladders.values() for name in names} - {
-        record.CEILING
-    }
+    assert {name for name, _, _ in compiled} == {name for names in ladders.values() for name in names} - {*CEILINGS}
 
 
 def test_memory_that_does_not_suffice_is_an_error_of_every_kernel(gpu, monkeypatch):
@@ -287,9 +298,10 @@ def test_a_table_shows_times_shares_and_failures(gpu):
 
 
 @pytest.mark.parametrize("arch", [(8, 0), (9, 0), (12, 0)], ids=str)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_the_ceiling_is_tensor_core_instructions_on_registers(dtype, arch):
-    kernel = compile_kernel(ceiling.SPEC, make_config(dtype=dtype), arch)
+@pytest.mark.parametrize("config", ceiling.SPEC.configs, ids=str)
+def test_the_ceiling_is_tensor_core_instructions_on_registers(config, arch):
+    dtype = str(dict(config)["dtype"])
+    kernel = compile_kernel(ceiling.SPEC, config, arch)
     assert not kernel.resources.uses_local_memory
     assert ceiling.instruction(dtype) in kernel.ptx
     if find_tool("nvdisasm") or find_tool("cuobjdump"):
@@ -299,6 +311,16 @@ def test_the_ceiling_is_tensor_core_instructions_on_registers(dtype, arch):
         assert mmas % ceiling.TILES == 0
         assert sum(loop.values()) < 1.5 * mmas
         assert not any(name.startswith(("LD", "ST")) for name in loop)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_ceiling_on_given_numbers_reads_each_once_and_multiplies_them(dtype):
+    words = np.random.default_rng(0).standard_normal(2 * ceiling.FRAGMENTS * 32 * ceiling.WARPS)
+    fragments, cycles = words.astype(numpy_dtype(dtype)), np.zeros(1, np.uint64)
+    arguments = [cycles, np.uint32(1), fragments]
+    report = emulator.launch(ceiling.ceiling_ptx(dtype, "given"), 1, 32 * ceiling.WARPS, arguments)
+    assert report.counters.global_load_sectors == fragments.nbytes // 32
+    assert report.counters.mma_instructions == ceiling.TILES * ceiling.WARPS
 
 
 # --- on a GPU
@@ -317,14 +339,14 @@ def test_a_run_on_a_gpu_is_validated_timed_and_recorded():
     assert run.environment["gpu"]
     assert run.environment["dram_gbs"] > 10
     own = [row for row in run.rows if row.suite == "odd"]
-    expected = [*kernels["float32"], *kernels["float16"], record.CEILING, *kernels["bfloat16"], record.CEILING]
-    assert [row.kernel for row in own] == [*expected, "t4", record.CEILING]
-    assert "splits=" in own[-2].config
+    expected = [*kernels["float32"], *kernels["float16"], *CEILINGS, *kernels["bfloat16"], *CEILINGS]
+    assert [row.kernel for row in own] == [*expected, "t4", *CEILINGS]
+    assert "splits=" in own[-3].config
     for row in run.rows:
         assert row.error == ""
         assert row.us > 0
         assert row.error_over_bound is None or row.error_over_bound < 1
-        if row.kernel == record.CEILING:
+        if row.kernel in CEILINGS:
             assert row.tflops > 1
     if peers:
         compared = [row for row in run.rows if row.suite == record.HALF_AGAINST_SINGLE]

@@ -291,8 +291,11 @@ def test_a_report_shows_one_type_and_three_tiles_of_a_kernel_with_a_form_for_eac
     [
         ([], {}, {"float32": kernels_for("float32"), "float16": kernels_for("float16")}),
         ([], {"dtype": "bfloat16"}, {"bfloat16": kernels_for("bfloat16")}),
-        ([], {"suite": True}, {"float32": ["auto", "v6", "v7"]}),
-        ([], {"suite": True, "dtype": "float16"}, {"float16": ["auto", "t3", "t4"]}),
+        ([], {"suite": True}, {"float32": ["auto", "v7", "v8"]}),
+        ([], {"suite": True, "dtype": "float16"}, {"float16": ["auto", "t4", "w2"]}),
+        ([], {"suite": True, "dtype": "float16", "arch": (9, 0)}, {"float16": ["auto", "t4", "w2"]}),
+        ([], {"suite": True, "dtype": "float16", "arch": (8, 0)}, {"float16": ["auto", "t3", "t4"]}),
+        ([], {"dtype": "float16", "arch": (10, 0)}, {"float16": ["t1", "t2", "t3", "t4"]}),
         (["t4", "v7", "cpu", "t1"], {}, {"float16": ["t4", "t1"], "float32": ["v7"]}),
         (["t4", "t4"], {"dtype": "bfloat16"}, {"bfloat16": ["t4"]}),
         (["auto"], {}, {"float32": ["auto"]}),
@@ -336,6 +339,7 @@ def test_units():
     assert short_config("dtype=float16") == short_config("float16") == "float16"
     tile = "block_k=64 block_m=128 block_n=256 dtype=float16 stages=3"
     assert short_config(tile) == "128×256×64/3"
+    assert short_config(f"copies=tma {tile}") == "128×256×64/3 tma"
     assert short_config(f"t4 {tile} splits=33") == "t4 128×256×64/3 split 33"
 
 

@@ -12,13 +12,14 @@ import pytest
 import numba_gemm as ng
 from numba_gemm.benchmark.correctness import References, cases_for, check_case, device_view, typed
 from numba_gemm.cases import LAYOUTS, Case, numpy_dtype
-from numba_gemm.catalog import kernels_for
+from numba_gemm.catalog import LADDER, kernels_for
 from numba_gemm.problem import Problem
 from numba_gemm.validate import check, reference
 
 pytestmark = pytest.mark.gpu
 
-NAMES = kernels_for("float16")
+#: Of w1 and w2, which not every GPU has, ``test_gpu_hopper.py`` knows; None is w2 where there is one.
+NAMES = [name for name in kernels_for("float16") if LADDER[name].max_arch is None]
 TYPES = ["float16", "bfloat16"]
 DEEP = (128, 128, 65536)
 
@@ -75,6 +76,26 @@ def test_column_major_factors_are_multiplied_as_they_lie(name, columns, dtype):
         assert copied == (len(columns) if name == "t3" else 0)
         verdict = check(base.copy_to_host().view(c.dtype).reshape(c.shape), expected(a, b))
         assert verdict, f"{shape}: {verdict.message}"
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("columns", ["", "a", "b", "ab"])
+def test_large_products_by_t4(columns, dtype):
+    """On GPUs that have TMA it copies the tiles, of which the last ones reach past all edges."""
+    from numba_gemm.device.context import current_context
+
+    device = current_context().device
+    for scales in ({}, {"alpha": 0.5, "beta": 2.0}):
+        a, b, c = Case(1528, 1544, 1512, dtype=dtype, **scales).make()
+        a, b = (x.T.copy().T if letter in columns else x for x, letter in ((a, "a"), (b, "b")))
+        out, base = device_view(c if scales else np.full_like(c, np.nan))
+        want = expected(a, b, c, **scales) if scales else expected(a, b)
+        ng.matmul(device_view(a)[0], device_view(b)[0], out=out, kernel="t4", **scales)
+        verdict = check(base.copy_to_host().view(c.dtype).reshape(c.shape), want)
+        assert verdict, verdict.message
+        by_tma = "copies=tma" in ng.plan(device_view(a)[0], device_view(b)[0], out=out, kernel="t4").explain()
+        assert by_tma <= (device.compute_capability >= (9, 0))
+        assert by_tma or (device.compute_capability, device.sm_count) != ((9, 0), 132)
 
 
 @pytest.mark.parametrize("c_dtype", ["", "float32"])

@@ -90,7 +90,7 @@ def test_cpu_device_does_not_warn():
 
 def test_kernels_is_a_table_in_ladder_order():
     table = ng.kernels()
-    assert [row.name for row in table] == ["cpu", *(f"v{i}" for i in range(1, 8)), "t1", "t2", "t3", "t4"]
+    assert [row.name for row in table] == ["cpu", *(f"v{i}" for i in range(1, 9)), "t1", "t2", "t3", "t4", "w1", "w2"]
     assert table[6].block_tile == (128, 128, 8)
     text = repr(table)
     assert all(row.idea.split()[0] in text for row in table)

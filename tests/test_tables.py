@@ -148,7 +148,9 @@ def test_a_ladder_in_16_bits_has_its_ceiling_and_the_peer_in_fp32(tables, root):
     top = replace(half, kernel="ceiling", config="mma.sync", tflops=40.0, peer=None, peer_us=None, ratio=None)
     failed = replace(ROW, suite="ladder16", kernel="t1", dtype="float16", error="CompileError: no")
     compared = replace(TIMED, suite="half_against_single", kernel="cublas", dtype="float16", peer="cublas float32")
-    rows = [failed, half, top, replace(half, dtype="bfloat16"), replace(compared, ratio=9.7)]
+    normal = replace(top, kernel="ceiling_normal", tflops=38.5)
+    both = [replace(row, dtype="bfloat16") for row in (half, top, normal)]
+    rows = [failed, half, top, *both, replace(compared, ratio=9.7)]
     Record(ENVIRONMENT, rows).write(root / "bench/results/nvidia-h200/ladder16.json")
     (root / "README.md").write_text("<!-- table: ladder16 -->\n<!-- end table -->\n")
     assert run(tables, root) == 0
@@ -158,9 +160,30 @@ def test_a_ladder_in_16_bits_has_its_ceiling_and_the_peer_in_fp32(tables, root):
     assert "| t1 | failed | – |" in text
     assert "| t4 | 21.5 (60%, 54%) | 117 |" in text
     assert "| cuBLAS | 35.8 (89% of ceiling) | – |" in text
-    assert "| ceiling: `mma.sync` | 40.0 | – |" in text
+    assert "| ceiling: `mma.sync` | 40.0 | – |" in text[: text.index("bfloat16:")]
+    assert "| ceiling: `mma.sync`, operands near 1 | 40.0 | – |\n| ceiling: `mma.sync`, normal numbers | 38.5 |" in text
+    assert text.count("| t4 | 21.5 (60%, 54%) | 117 |") == 2
     assert "| 1024³ | float16 | 21.5 | 35.8 | 9.7× |" in text
     assert text.index("float16:") < text.index("bfloat16:") < text.index("cuBLAS in 16 bits against FP32:")
+
+
+def test_all_suites_in_one_table(tables, root):
+    """The library's own choice alone, by suite and type; the least ratio beside the geometric mean."""
+    auto = replace(TIMED, suite="square", kernel="auto")
+    folder = root / "bench/results/nvidia-h200"
+    Record(ENVIRONMENT, [replace(auto, ratio=1.0), replace(auto, ratio=1.21), replace(TIMED, ratio=9.0)]).write(
+        folder / "square.json"
+    )
+    Record(ENVIRONMENT, [replace(auto, suite="odd", dtype="bfloat16", ratio=4.0)]).write(folder / "odd16.json")
+    (root / "README.md").write_text("<!-- table: suites -->\n<!-- end table -->\n")
+    assert run(tables, root) == 0
+    text = (root / "README.md").read_text()
+    assert "| square | 1.10× (1.00×) | – | – |\n" in text
+    assert "| odd | – | 4.00× (4.00×) | – |\n" in text
+    assert "`bench/results/nvidia-h200/`, one file a suite" in text
+    assert run(tables, root, "--check") == 0
+    Record(ENVIRONMENT, [auto]).write(root / "bench/results/nvidia-h100/square.json")
+    assert run(tables, root) == 1, "two folders: one must be named"
 
 
 def test_every_kind_of_record_has_a_table(tables):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from numba_gemm import tuned
-from numba_gemm.catalog import CANDIDATES, LADDER
+from numba_gemm.catalog import LADDER, SPECIAL
 from numba_gemm.choose import choose
 from numba_gemm.errors import NumbaGemmError
 from numba_gemm.problem import Problem
@@ -46,11 +47,11 @@ class FakeMeasure:
 
 def test_every_kernel_that_could_be_chosen_is_a_candidate():
     names = {spec.name for spec, _ in candidates(SQUARE, arch=ARCH, sm_count=SMS)}
-    assert {"v6", "v7"} <= names
+    assert {"v6", "v7", "v8"} <= names
     assert "gemv" not in names  # neither M nor N is 1
     assert "gemv" in {spec.name for spec, _ in candidates(Problem.packed(1, 512, 512), arch=ARCH, sm_count=SMS)}
     halves = candidates(Problem.packed(512, 512, 512, dtype="float16"), arch=ARCH, sm_count=SMS)
-    assert {spec.name for spec, _ in halves} == {"t4"}
+    assert {spec.name for spec, _ in halves} == {"t4", "w1", "w2"}
     for problem in (SQUARE, ODD):
         for spec, config in candidates(problem, arch=ARCH, sm_count=SMS):
             assert spec.unmet(problem, config) is None
@@ -66,7 +67,7 @@ def test_the_fastest_right_form_is_taken():
 
 
 def test_no_right_form_is_an_error_that_says_why(folder):
-    measure = FakeMeasure(lambda spec, config: True, wrong=(*LADDER, *CANDIDATES))
+    measure = FakeMeasure(lambda spec, config: True, wrong=(*LADDER, *SPECIAL))
     with pytest.raises(NumbaGemmError, match="v7: wrong result"):
         tune_problem(SQUARE, measure, arch=ARCH, sm_count=SMS)
     table, path = Table(GPU, DRIVER, kernels=kernels_digest()), folder / table_name(GPU)
@@ -176,3 +177,19 @@ def test_tables_can_be_turned_off(folder, monkeypatch):
 )
 def test_what_a_choice_depends_on_has_a_key_of_its_own(other):
     assert key_of(other) != key_of(SQUARE)
+
+
+def test_tables_that_ship_are_readable_and_of_kernels_that_there_are():
+    """Whether one still counts is for ``Table.fits``: it does for the sources that it was made with."""
+    import numba_gemm
+
+    folder = Path(numba_gemm.__file__).parent / "tuned_tables"
+    assert folder == tuned.SHIPPED_FOLDER
+    assert (folder / "README.md").is_file()  # the folder is part of the package, with a table in it or without
+    for path in folder.glob("*.json"):
+        table = read_table(path)
+        assert table is not None
+        assert path.name == table_name(table.gpu)
+        for key, choice in table.choices.items():
+            assert choice.kernel in {*LADDER, *SPECIAL}, key
+            assert choice.us > 0

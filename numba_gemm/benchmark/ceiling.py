@@ -2,7 +2,9 @@
 
 :class:`Ceiling` is that of tensor-core kernels. Each warp issues :data:`TILES` independent instructions again and
 again. There is no memory to wait for, so what is measured is the tensor pipe, at the clock and the power that the GPU
-allows at that moment; it is timed interleaved with the kernels that are compared with it.
+allows at that moment; it is timed interleaved with the kernels that are compared with it. Where the power is what
+limits them the operands count: numbers near 1 flip few bits, and the H200 multiplies them 3% faster than normal
+numbers, which are what the products multiply. There is a ceiling for each.
 
 :class:`ReadBandwidth` is that of kernels that are bound by memory: every 16 bytes of a buffer are loaded once, added up
 and forgotten.
@@ -14,10 +16,12 @@ import struct
 
 import numpy as np
 
+from numba_gemm.benchmark.record import CEILING, CEILING_NORMAL
+from numba_gemm.cases import numpy_dtype
 from numba_gemm.compile import compile_kernel
 from numba_gemm.device.context import Context, synchronize
 from numba_gemm.device.launch import launch
-from numba_gemm.device.memory import DeviceBuffer, copy_to_host
+from numba_gemm.device.memory import DeviceBuffer, copy_to_device, copy_to_host
 from numba_gemm.device.module import load
 from numba_gemm.spec import KernelSpec, make_config
 
@@ -27,8 +31,11 @@ TILES, TURNS, WARPS, BLOCKS_PER_SM = 16, 256, 8, 2
 #: Floating-point operations of one instruction.
 FLOPS = 2 * 16 * 8 * 16
 
+#: Registers of a thread with four A and four B fragments.
+FRAGMENTS = 24
+
 _SHORT = {"float16": "f16", "bfloat16": "bf16"}
-_ABI = struct.Struct("<QI")  # the cycles of each block; turns
+_ABI = struct.Struct("<QI4xQ")  # the cycles of each block; turns; fragments, if they are read
 
 
 def instruction(dtype: str) -> str:
@@ -37,19 +44,28 @@ def instruction(dtype: str) -> str:
     return f"mma.sync.aligned.m16n8k16.row.col.f32.{short}.{short}.f32"
 
 
-def ceiling_ptx(dtype: str) -> str:
+def ceiling_ptx(dtype: str, operands: str = "near_one") -> str:
     """A loop of independent ``mma.sync`` on registers, which stores the SM clock cycles that it took.
 
     Parameters
     ----------
     dtype : ``"float16"`` or ``"bfloat16"``.
+    operands : ``"near_one"``, or ``"given"``: before the loop each thread of a block reads its own from memory, words
+        of two elements in the order [register][thread].
     """
     tiles = range(TILES)
     accumulators = [", ".join(f"%acc{4 * i + j}" for j in range(4)) for i in tiles]
     zero = "\n".join(f"    mov.f32 %acc{i}, 0f00000000;" for i in range(4 * TILES))
-    # Four A and four B fragments, of values near 1 that differ by lane: zeros would take less power.
-    ones = 0x3F803F80 if dtype == "bfloat16" else 0x3C003C00
-    fill = "\n".join(f"    mad.lo.u32 %frag{i}, %lane, {0x00070003 + 0x50002 * i}, {ones};" for i in range(24))
+    if operands == "near_one":  # they differ by lane: zeros would take less power
+        ones = 0x3F803F80 if dtype == "bfloat16" else 0x3C003C00
+        steps = [f"%lane, {0x00070003 + 0x50002 * i}, {ones};" for i in range(FRAGMENTS)]
+        fill = "\n".join(f"    mad.lo.u32 %frag{i}, {step}" for i, step in enumerate(steps))
+    else:
+        reads = "\n".join(f"    ld.global.b32 %frag{i}, [%at + {4 * 32 * WARPS * i}];" for i in range(FRAGMENTS))
+        fill = f"""    ld.param.u64 %at, [fragments];
+    mov.u32 %lane, %tid.x;
+    mad.wide.u32 %at, %lane, 4, %at;
+{reads}"""
     body = "\n".join(
         f"    {instruction(dtype)} {{ {accumulators[i]} }}, "
         f"{{ {', '.join(f'%frag{4 * (i // 4) + j}' for j in range(4))} }}, "
@@ -60,12 +76,12 @@ def ceiling_ptx(dtype: str) -> str:
     return f""".version 8.0
 .target sm_80
 .address_size 64
-.visible .entry ceiling(.param .u64 out, .param .u32 turns)
+.visible .entry ceiling(.param .u64 out, .param .u32 turns, .param .u64 fragments)
 .maxntid {32 * WARPS}, 1, 1
 {{
     .reg .f32 %acc<{4 * TILES}>;
-    .reg .b32 %frag<24>, %lane, %turns, %block;
-    .reg .b64 %out, %begin, %end;
+    .reg .b32 %frag<{FRAGMENTS}>, %lane, %turns, %block;
+    .reg .b64 %out, %at, %begin, %end;
     .reg .pred %p;
     ld.param.u64 %out, [out];
     ld.param.u32 %turns, [turns];
@@ -106,7 +122,7 @@ SPEC = KernelSpec(
     source="ptx",
     dtypes=tuple(_SHORT),
     min_arch=(8, 0),
-    configs=tuple(make_config(dtype=dtype) for dtype in _SHORT),
+    configs=tuple(make_config(dtype=dtype, operands=kind) for kind in ("near_one", "given") for dtype in _SHORT),
     abi="ceiling",
     helpers=(),
     entry_name="ceiling",
@@ -116,26 +132,39 @@ SPEC = KernelSpec(
 class Ceiling:
     """The ceiling kernel on a GPU, ready to be timed as one contender among others.
 
+    Parameters
+    ----------
+    dtype : ``"float16"`` or ``"bfloat16"``.
+    kernel : :data:`~numba_gemm.benchmark.record.CEILING`, on numbers near 1, or
+        :data:`~numba_gemm.benchmark.record.CEILING_NORMAL`, on normal numbers.
+
     Attributes
     ----------
-    instruction : what is measured.
+    kernel : of its rows.
+    measured : the instruction, and what it multiplies.
     flops : floating-point operations of one :meth:`work`.
     registers : of a thread.
     """
 
-    def __init__(self, context: Context, dtype: str) -> None:
-        kernel = compile_kernel(SPEC, make_config(dtype=dtype), context.device.compute_capability)
-        self._function = load(kernel, context)
+    def __init__(self, context: Context, dtype: str, kernel: str = CEILING) -> None:
+        normal = kernel == CEILING_NORMAL
+        config = make_config(dtype=dtype, operands="given" if normal else "near_one")
+        self._function = load(compile_kernel(SPEC, config, context.device.compute_capability), context)
         self._blocks = BLOCKS_PER_SM * context.device.sm_count
         self._cycles = DeviceBuffer(8 * self._blocks, 0)
+        count = 2 * FRAGMENTS * 32 * WARPS if normal else 8
+        drawn = np.random.default_rng(0).standard_normal((1, count)).astype(numpy_dtype(dtype))
+        self._fragments = DeviceBuffer(drawn.nbytes, 0)
+        copy_to_device(self._fragments.pointer, drawn, 0)
         synchronize()  # the memory is there before another stream uses it
-        self.instruction = instruction(dtype)
+        self.kernel = kernel
+        self.measured = f"{instruction(dtype)}, {'normal numbers' if normal else 'operands near 1'}"
         self.flops = float(self._blocks * WARPS * TURNS * TILES * FLOPS)
         self.registers = self._function.registers
 
     def work(self, _: int, stream: int) -> None:
         """Launch once; the set of inputs makes no difference."""
-        values = (self._cycles.pointer, TURNS)
+        values = (self._cycles.pointer, TURNS, self._fragments.pointer)
         launch(self._function, (self._blocks, 1, 1), (32 * WARPS, 1, 1), _ABI, values, stream=stream)
 
     def cycles(self) -> float:

@@ -127,7 +127,8 @@ def forms_on_gpu(kernel: str, *, quick: bool, device: Any) -> list[tuple[str, Co
             problems.append(replace(packed, lda=case.k + 5, ldb=case.n + 5, ldc=case.n + 5))
         for problem in problems:
             config = choose(problem, kernel, arch=device.compute_capability, sm_count=device.sm_count)[1]
-            forms.append((kernel, spec.plan(problem, config).launches[0].config, device.compute_capability))
+            plan = spec.plan(problem, config)
+            forms.append((kernel, plan.launches[plan.main].config, device.compute_capability))
     return list(dict.fromkeys(forms))
 
 

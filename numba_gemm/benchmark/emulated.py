@@ -69,7 +69,7 @@ def _packed(case: Case) -> Problem:
 
 def runs_emulated(spec: KernelSpec, arch: Arch) -> bool:
     """Whether the kernel exists on this architecture."""
-    return arch >= spec.min_arch
+    return spec.runs_on(arch)
 
 
 def fitting_forms(spec: KernelSpec, problem: Problem) -> list[Config]:
@@ -98,14 +98,17 @@ def emulated_runs(kernel: str, *, quick: bool = False) -> Iterator[Run]:
             deep = Case(13, 24, 1100, dtype=dtype, c_dtype=dtype, alpha=0.5, beta=2.0)
             for own in accepted_cases(deep, spec.refuses):
                 yield Run(kernel, own)
-            if not quick and spec.refuses is None:
-                yield from _forced_runs(spec, dtype)
+            if not quick:
+                # Those of a kernel for special shapes aren't for the shape of a tile.
+                forced = _forced_runs(spec, dtype) if spec.refuses is None or spec.source == "ptx" else ()
+                yield from (run for run in forced if accepted_cases(run.case, spec.refuses) == [run.case])
 
 
 def _forced_runs(spec: KernelSpec, dtype: str) -> Iterator[Run]:
-    """The first, the middle and the last of the listed forms of a type."""
+    """The first, the middle and the last of the listed forms of a type, and the first whose tiles TMA copies."""
     forms = typed_forms(spec.name, DEFAULT_ARCH, dtype)
-    for config in dict.fromkeys((forms[0], forms[len(forms) // 2], forms[-1])):
+    by_tma = [config for config in forms if dict(config).get("copies") == "tma"]
+    for config in dict.fromkeys((forms[0], forms[len(forms) // 2], forms[-1], *by_tma[:1])):
         block_m, block_n, step = spec.geometry(config).block_tile
         yield Run(spec.name, Case(block_m, block_n, 4 * step, dtype=dtype, c_dtype=dtype), config)
         # N and K are multiples of 8, as the forms for aligned matrices ask.

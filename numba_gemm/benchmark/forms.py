@@ -64,7 +64,7 @@ def all_forms(kernels: Sequence[str], archs: Sequence[Arch]) -> list[tuple[str, 
         for name in kernels
         for config in get_spec(name).configs
         for arch in archs
-        if arch >= get_spec(name).min_arch
+        if get_spec(name).runs_on(arch)
     ]
 
 
@@ -96,7 +96,7 @@ def shown_forms(
     for name in kernels:
         spec = get_spec(name)
         for arch in archs:
-            forms = typed_forms(name, arch, dtype) if arch >= spec.min_arch else []
+            forms = typed_forms(name, arch, dtype) if spec.runs_on(arch) else []
             forms = [config for config in forms if "column" not in dict(config).values()]
             if spec.select is not None and len(forms) > SHOWN_OF_MANY:
                 forms = [forms[0], forms[len(forms) // 2], forms[-1]]
@@ -216,7 +216,7 @@ def fmas(mix: dict[str, int]) -> int:
 
 def tensor_mmas(mix: dict[str, int]) -> int:
     """Tensor-core multiply-adds of matrices in an instruction mix."""
-    return sum(count for name, count in mix.items() if name.startswith("HMMA"))
+    return sum(count for name, count in mix.items() if name.startswith(("HMMA", "HGMMA")))
 
 
 def shared_loads(mix: dict[str, int]) -> int:

@@ -26,8 +26,10 @@ SCHEMA = 1
 #: Fields of a row that only rows of the emulator, or of tensor-core kernels, have.
 _OPTIONAL = ("device", "counters", "ceiling_tflops")
 
-#: The kernel of a row that times nothing but tensor-core instructions on registers; its config names the instruction.
+#: The kernel of a row that times nothing but tensor-core instructions on registers, on numbers near 1; its config names
+#: the instruction. The same on normal numbers, at which a GPU at its power limit is slower.
 CEILING = "ceiling"
+CEILING_NORMAL = "ceiling_normal"
 
 #: The suite of rows that compare the peer in 16 bits with the peer in FP32.
 HALF_AGAINST_SINGLE = "half_against_single"
@@ -58,7 +60,7 @@ class Row:
     tflops, gbs : arithmetic, and bytes that have to cross memory, by the median time.
     roof_tflops : the lesser of the arithmetic peak and intensity × measured memory bandwidth. In 16 bits the peak is
         the ceiling.
-    ceiling_tflops : of tensor-core instructions on registers, interleaved with this row's kernel.
+    ceiling_tflops : of tensor-core instructions on registers, on numbers near 1, interleaved with this row's kernel.
     peer, peer_us, ratio : what it was interleaved with, its median time, and the median of peer time / own time.
     error_over_bound : largest error as a share of what the arithmetic allows; above 1 is wrong.
     validated : ``"all"`` elements, or which ones.

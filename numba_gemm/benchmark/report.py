@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from numba_gemm.benchmark.forms import FormReport, fmas, tensor_mmas
-from numba_gemm.benchmark.record import CEILING, Row
+from numba_gemm.benchmark.record import CEILING, CEILING_NORMAL, Row
 
 #: Machine instructions of the main loop that tables show; LDS is of up to 8 bytes.
 LOOP_COLUMNS = ("FFMA", "HMMA", "LDS", "LDS.128", "LDSM", "LDGSTS", "HMMA/LDSM")
@@ -54,7 +54,7 @@ def shape_table(title: str, rows: Sequence[Row]) -> Table:
         name = f"{row.kernel} {short_config(row.config)}".strip()
         if row.error or row.us is None or row.tflops is None:
             table.add_row(name, "[red]failed[/]", *[""] * (len(columns) - 2))
-        elif row.kernel != CEILING:
+        elif row.kernel not in (CEILING, CEILING_NORMAL):
             texts = (spread(row), str(row.registers or "–"), ratio(row.error_over_bound))
             add(name, row, row.us, row.tflops, row.ratio, *texts)
     timed = next((row for row in rows if row.peer_us), None)
@@ -62,13 +62,14 @@ def shape_table(title: str, rows: Sequence[Row]) -> Table:
         table.add_section()
         rate = 2 * timed.m * timed.n * timed.k / timed.peer_us * 1e-6
         add(peer_title(peer), timed, timed.peer_us, rate, 1.0, "", "", "")
-    own = next((row for row in rows if row.kernel == CEILING and row.tflops), None)
-    if own is not None and own.tflops:
-        if timed is None:
+    for own in [row for row in rows if row.kernel in (CEILING, CEILING_NORMAL) and row.tflops]:
+        if timed is None and own.kernel == CEILING:
             table.add_section()
+        share = percent(own.tflops / ceiling) if own.tflops and ceiling else ""
         table.add_row(
             *(f"ceiling, {own.config}", "", spread(own), decimal(own.tflops, 2), *([""] if peer else [])),
-            *("100.0", "", "", str(own.registers or "–"), ""),
+            *([share] if ceiling else []),
+            *("", "", str(own.registers or "–"), ""),
         )
     return table
 
@@ -166,8 +167,9 @@ def counter_cells(counters: Mapping[str, int]) -> list[str]:
     fma, loads = counters["ffma_threads"], counters["shared_load_wavefronts"]
     conflicts = counters["shared_load_conflicts"] + counters["shared_store_conflicts"]
     numbers = (conflicts, counters["global_load_sectors"], counters["global_store_sectors"], counters["barriers"])
+    mma = counters["mma_instructions"] + counters.get("wgmma_instructions", 0)
     return [
-        *(f"{fma:,}", f"{counters['mma_instructions']:,}", f"{loads:,}", f"{counters['shared_store_wavefronts']:,}"),
+        *(f"{fma:,}", f"{mma:,}", f"{loads:,}", f"{counters['shared_store_wavefronts']:,}"),
         f"{fma / loads:.3g}" if fma and loads else "–",
         *(f"{number:,}" for number in numbers),
     ]
@@ -181,13 +183,14 @@ def peer_title(peer: str | None) -> str:
 def short_config(config: str) -> str:
     """A config for a narrow column: ``"vector_width=4"`` is ``"vec4"``, of width 1 ``"scalar"``.
 
-    Of a pipelined kernel, block tile, stages and the parts of K: ``"128×256×64/3"``, ``"64×64×64/4 split 33"``. A type
-    is its own name, and so is a kernel that stands first.
+    Of a pipelined kernel, block tile, stages and the parts of K: ``"128×256×64/3"``, ``"64×64×64/4 split 33"``; of a
+    form whose tiles TMA copies ``"128×256×64/4 tma"``. A type is its own name, and so is a kernel that stands first.
     """
     values = dict(part.split("=") for part in config.split() if "=" in part)
     if "block_m" in values:
         words = [part for part in config.split() if "=" not in part]
         words += [f"{values['block_m']}×{values['block_n']}×{values['block_k']}/{values.get('stages', '1')}"]
+        words += ["tma"] if values.get("copies") == "tma" else []
         return " ".join([*words, f"split {values['splits']}"] if "splits" in values else words)
     config = re.sub(r"\bdtype=", "", config)
     return re.sub(r"vector_width=(\d+)", lambda found: "scalar" if found[1] == "1" else f"vec{found[1]}", config)

@@ -1,7 +1,7 @@
 """Benchmarks on a GPU: for each shape, every kernel is validated and only then timed, interleaved with the peer.
 
-In 16 bits one more contender is interleaved: the ceiling, tensor-core instructions on registers alone. A kernel or peer
-that fails becomes a row with its error; the others go on.
+In 16 bits two more contenders are interleaved: the ceilings, tensor-core instructions on registers alone, on numbers
+near 1 and on normal numbers. A kernel or peer that fails becomes a row with its error; the others go on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from numba_gemm.benchmark.inputs import Checker, Matrix, Pool
 from numba_gemm.benchmark.peers import Peer
-from numba_gemm.benchmark.record import CEILING, HALF_AGAINST_SINGLE, Record, Row, environment
+from numba_gemm.benchmark.record import CEILING, CEILING_NORMAL, HALF_AGAINST_SINGLE, Record, Row, environment
 from numba_gemm.benchmark.suites import Shape
 from numba_gemm.cases import numpy_dtype
 from numba_gemm.problem import ITEMSIZE, Problem
@@ -204,7 +204,7 @@ def bench_task(
     roof: Roof,
     pool: Pool,
     peer: Peer | None = None,
-    ceiling: Ceiling | None = None,
+    ceilings: Sequence[Ceiling] = (),
     rounds: int = 7,
     on_step: Step = lambda _: None,
 ) -> list[Row]:
@@ -216,14 +216,14 @@ def bench_task(
     roof : from :func:`measure_roof`; in 16 bits its peak gives way to the ceiling.
     pool : where inputs come from.
     peer : what to interleave with, or None.
-    ceiling : of the tensor cores, to interleave too, or None.
+    ceilings : of the tensor cores, to interleave too; the one on numbers near 1 is what kernels are held against.
     rounds : measurements of each contender.
     on_step : told what is being done.
 
     Returns
     -------
-    One row a kernel, in order, then one of the peer if it failed, then one of the ceiling. Failed ones have ``error``
-    set and no time.
+    One row a kernel, in order, then one of the peer if it failed, then those of the ceilings. Failed ones have
+    ``error`` set and no time.
     """
     from numba_gemm.device.context import current_context, synchronize
 
@@ -251,27 +251,33 @@ def bench_task(
                 if peer_error:
                     rows.append(replace(blank, kernel=peer.name, error=peer_error))
                     works.append(None)
-            if ceiling is not None:
-                row = replace(blank, kernel=CEILING, config=ceiling.instruction, registers=ceiling.registers)
+            for top in ceilings:
+                row = replace(blank, kernel=top.kernel, config=top.measured, registers=top.registers)
                 rows.append(row)
-                works.append(ceiling.work)
+                works.append(top.work)
             on_step(f"{name}: time")
             rows = _timed(rows, works, peer, peer_work, problem, sets, rounds)
             synchronize()
-            return _with_ceiling(rows, ceiling, problem, roof)
+            return _with_ceilings(rows, ceilings, problem, roof)
     except Exception as error:  # memory that doesn't suffice, or a fault that took the context with it
         return [replace(blank, kernel=kernel, error=_words(error)) for kernel in task.kernels]
 
 
-def _with_ceiling(rows: list[Row], ceiling: Ceiling | None, problem: Problem, roof: Roof) -> list[Row]:
-    """The rows with the ceiling that was measured among them, and the roof that follows from it."""
-    found = next((row for row in rows if row.kernel == CEILING and row.us), None)
-    if ceiling is None or found is None or found.us is None:
+def _with_ceilings(rows: list[Row], ceilings: Sequence[Ceiling], problem: Problem, roof: Roof) -> list[Row]:
+    """The rows with the ceilings that were measured among them, and the roof that follows from the one near 1."""
+    rates = {
+        top.kernel: top.flops / row.us * 1e-6 for top in ceilings for row in rows if row.kernel == top.kernel and row.us
+    }
+    rate = rates.get(CEILING)
+    if not rates:
         return rows
-    rate = ceiling.flops / found.us * 1e-6
-    top = Roof(rate, roof.dram_gbs).tflops(problem)
-    itself = replace(found, tflops=rate, gbs=None, peer=None, peer_us=None, ratio=None, ceiling_tflops=rate)
-    return [itself if row is found else replace(row, ceiling_tflops=rate, roof_tflops=top) for row in rows]
+    bound = None if rate is None else Roof(rate, roof.dram_gbs).tflops(problem)
+    return [
+        replace(row, tflops=rates.get(row.kernel), gbs=None, peer=None, peer_us=None, ratio=None, ceiling_tflops=rate)
+        if row.kernel in (CEILING, CEILING_NORMAL)
+        else replace(row, ceiling_tflops=rate, roof_tflops=bound)
+        for row in rows
+    ]
 
 
 def compare_precisions(
@@ -412,14 +418,14 @@ def bench_gpu(
     )
     on_step("random inputs")
     pool = Pool()
-    ceilings = {dtype: find_ceiling(context, dtype) for dtype in {task.dtype for task in tasks}}
+    ceilings = {dtype: find_ceilings(context, dtype) for dtype in {task.dtype for task in tasks}}
     for task in tasks:
         rows = bench_task(
             task,
             roof=roof,
             pool=pool,
             peer=peers.get(task.dtype),
-            ceiling=ceilings[task.dtype],
+            ceilings=ceilings[task.dtype],
             rounds=rounds,
             on_step=on_step,
         )
@@ -435,10 +441,10 @@ def bench_gpu(
     return record
 
 
-def find_ceiling(context: Any, dtype: str) -> Ceiling | None:
-    """The ceiling of a 16-bit type; None in FP32, and on a GPU without the instruction."""
+def find_ceilings(context: Any, dtype: str) -> tuple[Ceiling, ...]:
+    """The ceilings of a 16-bit type; none in FP32, and on a GPU without the instruction."""
     if ITEMSIZE[dtype] != 2 or context.device.compute_capability < (8, 0):
-        return None
+        return ()
     from numba_gemm.benchmark.ceiling import Ceiling
 
-    return Ceiling(context, dtype)
+    return tuple(Ceiling(context, dtype, kernel) for kernel in (CEILING, CEILING_NORMAL))

@@ -15,12 +15,17 @@ from numba_gemm.spec import Config
 _DEFAULT_DTYPES = ("float32", "float16")
 
 
-def suite_kernels(dtype: str) -> list[str]:
-    """What a suite runs: the library's own choice, and the two topmost rungs of the type's ladder."""
-    return [AUTO, *kernels_for(dtype)[-2:]]
+def suite_kernels(dtype: str, arch: tuple[int, int] | None = None) -> list[str]:
+    """What a suite runs: the library's own choice, and the two topmost rungs of the type's ladder for any shape.
+
+    That leaves w1 out, which is w2's first step. ``arch``: the compute capability that they run on; None counts all.
+    """
+    return [AUTO, *[name for name in kernels_for(dtype, arch) if name != "w1"][-2:]]
 
 
-def kernels_by_dtype(names: Sequence[str], dtype: str | None = None, *, suite: bool = False) -> dict[str, list[str]]:
+def kernels_by_dtype(
+    names: Sequence[str], dtype: str | None = None, *, suite: bool = False, arch: tuple[int, int] | None = None
+) -> dict[str, list[str]]:
     """Element type → the GPU kernels to run in it.
 
     Parameters
@@ -29,6 +34,7 @@ def kernels_by_dtype(names: Sequence[str], dtype: str | None = None, *, suite: b
         is no GPU kernel, and left out.
     dtype : run everything in this type; None takes each kernel's first, for ``auto`` those of the others.
     suite : whether the shapes are a suite's.
+    arch : compute capability, for which the ladders are; None for whole ladders.
 
     Raises
     ------
@@ -36,7 +42,7 @@ def kernels_by_dtype(names: Sequence[str], dtype: str | None = None, *, suite: b
     """
     if not names:
         dtypes = (dtype,) if dtype else _DEFAULT_DTYPES[:1] if suite else _DEFAULT_DTYPES
-        return {one: suite_kernels(one) if suite else kernels_for(one) for one in dtypes}
+        return {one: suite_kernels(one, arch) if suite else kernels_for(one, arch) for one in dtypes}
     chosen: dict[str, list[str]] = {dtype: []} if dtype else {}
     for name in names:
         if name in (AUTO, CPU_BASELINE):
@@ -79,7 +85,8 @@ def needed_forms(tasks: Sequence[Task], device: Any) -> list[tuple[str, Config, 
                 spec, config = choose(problem, None if name == AUTO else name, arch=arch, sm_count=device.sm_count)
             except (NumbaGemmError, ValueError):
                 continue
-            forms.append((spec.name, spec.plan(problem, config).launches[0].config, arch))
+            plan = spec.plan(problem, config)
+            forms.append((spec.name, plan.launches[plan.main].config, arch))
     return list(dict.fromkeys(forms))
 
 

@@ -36,8 +36,9 @@ what rounding allows. Every element of products up to 2048³ is checked; of larg
 columns in full, and that every element was written.
 
 The peak is that of the FP32 lanes by arithmetic; in 16 bits it is the ceiling: mma.sync instructions on registers,
-timed interleaved with the kernels. cuBLAS multiplies in the kernels' type, with FP32 sums; after the tables cuBLAS in
-16 bits is compared with cuBLAS in FP32, interleaved.
+on operands near 1, timed interleaved with the kernels. The same on normal numbers, which take more power, is timed too.
+cuBLAS multiplies in the kernels' type, with FP32 sums; after the tables cuBLAS in 16 bits is compared with cuBLAS in
+FP32, interleaved.
 
 Without a GPU: the CPU baseline against NumPy's BLAS, on one core and on all, and a report on every GPU kernel, compiled
 for sm_80, sm_90 and sm_120: registers, spills, shared memory, occupancy, and the instructions of the main loop. Then
@@ -152,6 +153,10 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--emulate is of the emulator; add --device emulator")
     console = make_console()
     if on_gpu and plan:
+        from numba_gemm.device.context import current_context
+
+        arch = current_context().device.compute_capability
+        plan = kernels_by_dtype(args.kernels, args.dtype, suite=bool(args.suite), arch=arch)
         tasks = [
             Task(suite, shape, dtype, tuple(kernels))
             for dtype, kernels in plan.items()

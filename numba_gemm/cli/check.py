@@ -19,7 +19,7 @@ integer-valued and one-hot inputs; alpha and beta; every element type of the ker
 arrays both. Outputs are filled with NaN before each run.
 
 On the emulator every compiled form of each kernel runs its PTX on small problems of its tile, and a hazard, for
-instance a race in shared memory, is a failure. Of t4, which has a form for each problem, three of the listed forms run
+instance a race in shared memory, is a failure. Of t4, which has a form for each problem, a few of the listed forms run
 by force as well, unless --quick is given. Without a GPU the CPU baseline is checked, and the GPU kernels on the
 emulator. Exit status 1 if a check failed, 2 if there was nothing that could be checked.
 """
@@ -126,6 +126,7 @@ def _places(
     from numba_gemm.benchmark.emulated import runs_emulated
     from numba_gemm.catalog import get_spec
     from numba_gemm.compile import arch_name
+    from numba_gemm.device.context import device_properties
 
     places: dict[str, tuple[str, ...]] = {}
     left_out: dict[str, list[str]] = {}
@@ -136,13 +137,19 @@ def _places(
             elif len(names) == 1:
                 left_out.setdefault(f"no GPU kernel, and --device {device} was given", []).append(name)
         elif on_gpu:
-            places[name] = PLACES
+            spec = get_spec(name)
+            if spec.max_arch is None or spec.runs_on(device_properties().compute_capability):
+                places[name] = PLACES
+            else:
+                left_out.setdefault("has instructions that this GPU lacks", []).append(name)
         elif device == "cpu":
             left_out.setdefault("--device cpu was given", []).append(name)
         elif runs_emulated(get_spec(name), arch):
             places[name] = (EMULATOR,)
         else:
-            left_out.setdefault(f"needs a later architecture than {arch_name(arch)}", []).append(name)
+            early = arch < get_spec(name).min_arch
+            reason = "needs a later architecture than" if early else "has instructions of an earlier one than"
+            left_out.setdefault(f"{reason} {arch_name(arch)}", []).append(name)
     return places, left_out
 
 
@@ -171,7 +178,7 @@ def _compile_ahead(places: dict[str, tuple[str, ...]], arch: tuple[int, int], *,
         device = device_properties()
         forms = all_forms(fixed, [device.compute_capability])
         for name in names:
-            if device.compute_capability >= get_spec(name).min_arch:
+            if get_spec(name).runs_on(device.compute_capability):
                 forms += forms_on_gpu(name, quick=quick, device=device)
     if not forms:
         return

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     if args.kernel == ALL:
         if args.ptx or args.sass or args.config:
             raise ValueError("--ptx, --sass and --config take one kernel, not all")
-        names = [name for name, spec in LADDER.items() if arch >= spec.min_arch]
+        names = [name for name, spec in LADDER.items() if spec.runs_on(arch)]
         forms = [(name, config, arch) for name in names for config in typed_forms(name, arch)]
         with progress_bar(len(forms), "compile") as bar:
             reports = report_forms(forms, on_done=lambda _: bar.advance())
@@ -85,8 +85,9 @@ def run(args: argparse.Namespace) -> int:
     if args.kernel == CPU_BASELINE:
         raise ValueError("kernel cpu runs on the CPU and has no GPU code; inspect one of " + ", ".join(LADDER))
     spec = get_spec(args.kernel)
-    if arch < spec.min_arch:
-        raise ValueError(f"kernel {spec.name} needs sm_{spec.min_arch[0]}{spec.min_arch[1]} or later")
+    if not spec.runs_on(arch):
+        later = "" if spec.max_arch == spec.min_arch else " or later"
+        raise ValueError(f"kernel {spec.name} needs sm_{spec.min_arch[0]}{spec.min_arch[1]}{later}")
     if spec.select is not None and not args.config:
         config = typed_forms(spec.name, arch)[0]  # the largest that the architecture has room for
     else:

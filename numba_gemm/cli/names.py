@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from numba_gemm.catalog import CPU_BASELINE, LADDER, get_spec, kernel_names
+from numba_gemm.catalog import CPU_BASELINE, find_spec, get_spec, kernel_names
 from numba_gemm.spec import Config, KernelSpec, describe_config, make_config
 
 
@@ -24,7 +24,7 @@ def check_kernels(names: Sequence[str], *, also: Sequence[str] = ()) -> list[str
 
 def gpu_kernels(names: Sequence[str]) -> list[str]:
     """Those of the names that are GPU kernels."""
-    return [name for name in names if name in LADDER]
+    return [name for name in names if find_spec(name) is not None]
 
 
 def parse_arch(text: str) -> tuple[int, int]:

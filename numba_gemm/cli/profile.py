@@ -127,7 +127,9 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--config takes one kernel, not all")
     if args.json and not Path(args.json).absolute().parent.is_dir():  # said now, not after the run
         raise ValueError(f"--json {args.json}: there is no folder {Path(args.json).absolute().parent}")
-    names = list(LADDER) if args.kernel == ALL else [args.kernel]
+    arch = default_arch()
+    whole = [name for name, spec in LADDER.items() if spec.max_arch is None or spec.runs_on(arch)]
+    names = whole if args.kernel == ALL else [args.kernel]
     config = parse_config(get_spec(args.kernel), args.config) if args.config else None
     m, n, k = args.shape
     jobs = [Job(name, m, n, k, config) for name in names]

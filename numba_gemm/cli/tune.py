@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from numba_gemm.benchmark.suites import DTYPES, SUITES, Shape, parse_shape
@@ -56,10 +57,11 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from numba_gemm.compile.ahead import compile_ahead
     from numba_gemm.device.context import current_context
     from numba_gemm.problem import Problem
-    from numba_gemm.tune import GpuMeasure, tune
-    from numba_gemm.tuned import Table, forget, kernels_digest, read_table, table_name, user_folder
+    from numba_gemm.tune import GpuMeasure, forms_to_compile, tune
+    from numba_gemm.tuned import Table, forget, kernels_digest, key_of, read_table, table_name, user_folder
 
     shapes = _shapes(args)
     console = Console()
@@ -81,8 +83,12 @@ def run(args: argparse.Namespace) -> int:
         return 0
 
     problems = [Problem.packed(shape.m, shape.n, shape.k, dtype=dtype) for dtype in args.dtype for shape in shapes]
+    arch, sm_count = device.compute_capability, device.sm_count
+    left = [problem for problem in problems if args.again or key_of(problem) not in table.choices]
+    with console.status(f"compiling the forms for {len(left)} shapes"):
+        compile_ahead(forms_to_compile(left, arch=arch, sm_count=sm_count), arch)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
+    with contextlib.closing(GpuMeasure()) as measure, Progress(*columns, console=console) as progress:
         task = progress.add_task("tune", total=len(problems))
 
         def on_problem(problem: Problem, choice: Choice | None) -> None:
@@ -96,9 +102,9 @@ def run(args: argparse.Namespace) -> int:
             problems,
             table,
             path,
-            GpuMeasure(),
-            arch=device.compute_capability,
-            sm_count=device.sm_count,
+            measure,
+            arch=arch,
+            sm_count=sm_count,
             again=args.again,
             on_problem=on_problem,
         )

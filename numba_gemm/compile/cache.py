@@ -50,6 +50,12 @@ def load(digest: str) -> CompiledKernel | None:
     return kernel
 
 
+def holds(digest: str) -> bool:
+    """Whether there is an entry with this digest, sound or not."""
+    path = _path(digest)
+    return path is not None and path.exists()
+
+
 def store(kernel: CompiledKernel) -> None:
     """Keep a compiled kernel. A folder that can't be written is logged, not raised."""
     path = _path(kernel.digest)

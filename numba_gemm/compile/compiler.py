@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -46,6 +47,12 @@ def arch_name(arch: tuple[int, int]) -> str:
     return f"sm_{arch[0]}{arch[1]}"
 
 
+def assembly_target(ptx: str, arch: tuple[int, int]) -> str:
+    """What PTX is assembled for: the architecture, or its own instructions where the text says so (``sm_90a``)."""
+    name = arch_name(arch)
+    return f"{name}a" if re.search(rf"^\s*\.target\s+{name}a\b", ptx, flags=re.M) else name
+
+
 def compile_kernel(spec: KernelSpec, config: Config, arch: tuple[int, int]) -> CompiledKernel:
     """One form of a kernel for one compute capability, from memory, the disk cache, or the compiler.
 
@@ -64,6 +71,12 @@ def compile_kernel(spec: KernelSpec, config: Config, arch: tuple[int, int]) -> C
             cache.store(kernel)
         _kernels[digest] = kernel
     return kernel
+
+
+def is_cached(spec: KernelSpec, config: Config, arch: tuple[int, int]) -> bool:
+    """Whether a form needn't be compiled any more."""
+    digest = _digest(spec, config, arch)
+    return digest in _kernels or cache.holds(digest)
 
 
 def kernel_ptx(spec: KernelSpec, config: Config, arch: tuple[int, int]) -> str:
@@ -90,11 +103,12 @@ def kernel_ptx(spec: KernelSpec, config: Config, arch: tuple[int, int]) -> str:
 
 def _compile(spec: KernelSpec, config: Config, arch: tuple[int, int], digest: str) -> CompiledKernel:
     ptx = kernel_ptx(spec, config, arch)
-    cubin, log, assembler = assemble(ptx, arch_name(arch))
+    target = assembly_target(ptx, arch)
+    cubin, log, assembler = assemble(ptx, target)
     entry = spec.entry(config)
     return CompiledKernel(
         entry=entry,
-        arch=arch_name(arch),
+        arch=target,
         ptx=ptx,
         cubin=cubin,
         digest=digest,

@@ -28,6 +28,7 @@ try:
     from llvmlite import ir
     from numba import cuda
     from numba.core import types as _types
+    from numba.cuda.core import targetconfig as _target_config
     from numba.cuda.extending import intrinsic
 except ImportError as error:  # pragma: no cover - depends on the installation
     raise CompileError(
@@ -56,6 +57,11 @@ def _repack_signature(element: Any) -> Any:
     """Source, target; rows, columns; row and column stride of each, batch stride of each."""
     pointer = types.CPointer(element)
     return types.void(pointer, pointer, *[types.uint32] * 2, *[types.int64] * 6)
+
+
+def _repack_pair_signature(element: Any) -> Any:
+    """Those parameters of two copies; blocks of the first; matrices in each batch."""
+    return types.void(*_repack_signature(element).args * 2, *[types.uint32] * 3)
 
 
 #: W, x, y; J outputs, K, depth of one part of K; ldw, stride of x, of y; alpha, beta; batch strides of W, x, y; stride
@@ -97,6 +103,8 @@ SIGNATURES = {
     "skinny_fixup": SKINNY_FIXUP_SIGNATURE,
     "repack_16": _repack_signature(types.uint16),
     "repack_32": _repack_signature(types.uint32),
+    "repack_pair_16": _repack_pair_signature(types.uint16),
+    "repack_pair_32": _repack_pair_signature(types.uint32),
 }
 
 
@@ -144,6 +152,12 @@ def _rename_entry(ptx: str, name: str) -> str:
     return ptx.replace(mangled, name)
 
 
+def compiled_for() -> tuple[int, int]:
+    """The compute capability that is being compiled for, while an intrinsic emits its code."""
+    flags = _target_config.ConfigStack().top()
+    return tuple(flags.compute_capability[:2])  # type: ignore[return-value]
+
+
 def device_function(function: Callable[..., Any]) -> Any:
     """A helper that is inlined into the kernels that call it, without asking for a GPU."""
     return cuda.jit(device=True, inline="always")(function)
@@ -153,6 +167,7 @@ __all__ = [
     "FLOAT_POINTER",
     "GEMM_SIGNATURE",
     "SIGNATURES",
+    "compiled_for",
     "cuda",
     "device_function",
     "intrinsic",

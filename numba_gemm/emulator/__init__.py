@@ -27,6 +27,7 @@ from .hazards import (
     UnfinishedAsyncRead,
     UninitialisedRead,
     UnwaitedAsyncCopy,
+    UnwaitedDependency,
 )
 from .launching import launch
 from .machine import Machine, kernel_names
@@ -63,6 +64,7 @@ __all__ = [
     "UninitialisedRead",
     "UnsupportedInstruction",
     "UnwaitedAsyncCopy",
+    "UnwaitedDependency",
     "compile_program",
     "kernel_names",
     "launch",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .bulk_copy import bulk
+from .dependence import check_access
 from .memory_ops import address_of, count_global
 from .module import Imm, Instruction, Reg
 from .program import Decoder, Run, op
@@ -93,6 +94,7 @@ def copy(d: Decoder, ins: Instruction) -> Run:
 
 def fetch(b: Any, origin: np.ndarray, take: np.ndarray, size: int, width: int, words: int) -> np.ndarray:
     """Read `take` bytes for each lane, zeros after them."""
+    check_access(b)
     if (take == size).all():
         data = b.memory.load(b, origin.view(np.uint64), width, words)
         count_global(b, "load", origin, size)

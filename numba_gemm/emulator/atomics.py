@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .dependence import check_access
 from .float_ops import FLOATS, Kind
 from .hazards import OutOfBounds, UninitialisedRead
 from .memory import UINT, WINDOW_MASK
@@ -114,6 +115,7 @@ def apply(
         return serialise([(shared.view(width, 1), flat >> (width.bit_length() - 1), None)], given, name, kind)
     if space != "global":
         b.fail(OutOfBounds, f"atomic on {space} memory; the ISA has them on global and shared", 0, space, address)
+    check_access(b)
     unsigned = address.view(np.uint64)
     if name == "exch":
         pieces = b.memory.pieces(b, unsigned, width)

@@ -17,6 +17,7 @@ from .barriers import BarrierUnit
 from .bulk_copy import BulkUnit
 from .clusters import ClusterUnit
 from .convergence import Park
+from .dependence import check_end
 from .hazards import Deadlock, DivergentBarrier, Hazard, StepLimit
 from .mbarrier import MbarrierUnit
 from .memory import LOCAL_WINDOW, SHARED_WINDOW
@@ -86,6 +87,8 @@ class Batch:
         self.steps = 0
         self.clock = 0
         self.impatient = False
+        # Blocks that have not waited for the launch before, if this one may overlap it.
+        self.unwaited = np.ones(blocks.size, np.bool_) if launch.overlaps else None
         self.fill()
 
     # --- constant rows
@@ -94,6 +97,9 @@ class Batch:
         program, rows = self.program, self.rows
         for bits, row, value in program.constants:
             rows.arrays[bits][row] = STORAGE[bits](value)
+        for offset, bits, row in program.shared_addresses:
+            window = self.shared.window if self.proxied else 0  # of each lane's own block
+            rows.arrays[bits][row] = (window + offset) & ((1 << bits) - 1)
         for variable, offset, bits, row in program.addresses:
             rows.arrays[bits][row] = (self.launch.symbol_address(variable) + offset) & ((1 << bits) - 1)
         for name, bits, row in program.specials:
@@ -419,4 +425,5 @@ class Batch:
         raise self.hazard(kind, "nobody can go on: " + "; ".join(self.barriers.describe()), lane, pc)
 
     def finish(self) -> None:
+        check_end(self)
         self.launch.collect(self)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .dependence import check_lane
 from .errors import EmulatorError
 from .hazards import EarlyExit, InvalidOperand, Misaligned, OutOfBounds, UninitialisedRead
 from .mbarrier import target_of
@@ -168,6 +169,7 @@ class BulkUnit:
 
     def window(self, lane: int, tensor: TensorMap, corner: list[int]) -> Any:
         b = self.batch
+        check_lane(b, lane)
         if len(corner) != len(tensor.dims):
             raise b.fault(
                 InvalidOperand, f"{len(corner)} coordinates for a tensor map of {len(tensor.dims)} dimensions,", lane
@@ -288,6 +290,8 @@ def load(d: Decoder, ins: Instruction, spaces: list[str], dims: str | None) -> R
         for place, lane in enumerate(lanes.tolist()):
             block, offset = int(blocks[place]), int(offsets[place])
             there, source = (int(signal_blocks[place]), int(signals[place])), int(sources[place])
+            if local:
+                source -= int(b.shared.window[lane])
             if there[0] != block:
                 raise b.fault(InvalidOperand, "the mbarrier lies in another block than the data,", lane)
             if dims:
@@ -339,6 +343,7 @@ def fetch(b: Any, lane: int, source: int, size: int, local: bool) -> np.ndarray:
 
 
 def global_bytes(b: Any, lane: int, address: int, size: int) -> tuple[np.ndarray, np.ndarray | None]:
+    check_lane(b, lane)
     try:
         return b.memory.strided(address, np.uint8, (size,), (1,))
     except EmulatorError:

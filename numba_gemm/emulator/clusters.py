@@ -194,7 +194,7 @@ def mapa(d: Decoder, ins: Instruction) -> Run:
                 InvalidOperand, f"rank {int(wanted[wrong])} in a cluster of {b.cluster.size},", int(index[wrong])
             )
         offset = b.rows[f"u{bits}"][source][index].astype(np.int64) & _LOW
-        address = (wanted + 1 << RANK_SHIFT) | offset | (SHARED_WINDOW if generic else 0)
+        address = (wanted << RANK_SHIFT) | offset | (SHARED_WINDOW if generic else 0)
         b.rows[f"u{bits}"][target][index] = address.astype(f"u{bits // 8}")
 
     return run
@@ -208,9 +208,7 @@ def getctarank(d: Decoder, ins: Instruction) -> Run:
 
     def run(b: Any) -> None:
         index = b.indices()
-        rank_field = b.rows[kind][source][index].astype(np.int64) >> RANK_SHIFT & 0xFF
-        own = b.cluster.rank[index // b.block_lanes]
-        b.rows["u32"][target][index] = np.where(rank_field == 0, own, rank_field - 1)
+        b.rows["u32"][target][index] = b.rows[kind][source][index].astype(np.int64) >> RANK_SHIFT & 0xFF
 
     return run
 

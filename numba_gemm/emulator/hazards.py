@@ -84,6 +84,10 @@ class EarlyExit(Hazard):
     """Threads exited while their shared memory, or their bulk copies, were still in use."""
 
 
+class UnwaitedDependency(Hazard):
+    """A launch that overlaps the one before it didn't wait for that one before it touched global memory, or ended."""
+
+
 class InvalidOperand(Hazard):
     """An operand's value that the instruction does not allow: a size, a descriptor, a tensor map."""
 

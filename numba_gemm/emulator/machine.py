@@ -16,6 +16,7 @@ from . import (
     compare,
     control,
     convert,
+    dependence,
     fences,
     float_ops,
     matrix_ops,
@@ -37,8 +38,8 @@ from .shared import SharedMemory
 from .tensor_map import TensorMap, encode
 
 INSTRUCTION_SETS = (
-    async_copy, atomics, clusters, compare, control, convert, fences, float_ops, matrix_ops, mbarrier, memory_ops,
-    register_pool, warp_ops, wgmma,
+    async_copy, atomics, clusters, compare, control, convert, dependence, fences, float_ops, matrix_ops, mbarrier,
+    memory_ops, register_pool, warp_ops, wgmma,
 )  # fmt: skip
 """The modules that register the instructions; importing them is what fills the table of opcodes."""
 
@@ -146,6 +147,7 @@ class Machine:
         shared_bytes: int = 0,
         blocks: Iterable[Any] | None = None,
         cluster: Dimensions | None = None,
+        overlaps: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> Report:
         """Run a kernel.
@@ -153,12 +155,14 @@ class Machine:
         program: a PTX text, or what `compile_program` made of one. params: the packed parameter bytes, or a list of
         NumPy scalars, one per parameter (addresses as `np.uint64`). shared_bytes: dynamic shared memory. blocks: the
         blocks to run, as linear indices or (x, y, z), with the rest of their clusters; None runs all. cluster: blocks
-        in a cluster, where the kernel has no `.reqnctapercluster`. progress(done, total) is called after each batch of
-        blocks.
+        in a cluster, where the kernel has no `.reqnctapercluster`. overlaps: whether the launch may start before the
+        one before it is over, so that the kernel has to wait by `griddepcontrol.wait`. progress(done, total) is called
+        after each batch of blocks.
         """
         if isinstance(program, str):
             program = compile_program(program, kernel)
         state = LaunchState(self, program, three(grid, "grid"), three(block, "block"), params, shared_bytes, cluster)
+        state.overlaps = overlaps
         chosen = state.choose(blocks)
         step = state.blocks_per_batch()
         with np.errstate(all="ignore"):
@@ -186,6 +190,7 @@ class LaunchState:
         self.program = program
         self.arch = machine.arch
         self.limit = machine.limit
+        self.overlaps = False
         self.grid, self.block = grid, block
         self.threads = math.prod(block)
         self.dynamic_shared = dynamic_shared

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .banks import by_warp, global_sectors, shared_wavefronts
+from .dependence import check_access
 from .hazards import Misaligned, OutOfBounds
 from .memory import LOCAL_WINDOW, SHARED_WINDOW, UINT, WINDOW_MASK
 from .module import WIDTHS, Addr, Instruction, Operand, Reg, Sink, Sym, Vec
@@ -121,6 +122,7 @@ def load(b: Any, space: str, address: np.ndarray, width: int, words: int) -> np.
         b.sel = saved
         return result
     if space == "global":
+        check_access(b)
         data = b.memory.load(b, address.view(np.uint64), width, words)
         count_global(b, "load", address, size)
         return data
@@ -155,6 +157,7 @@ def store(b: Any, space: str, address: np.ndarray, values: np.ndarray, width: in
         b.sel = saved
         return None
     if space == "global":
+        check_access(b)
         b.memory.store(b, address.view(np.uint64), values, width, words)
         count_global(b, "store", address, size)
     elif space in ("shared", "cluster"):
@@ -288,7 +291,7 @@ def _nothing(b: Any) -> None:
     """Hints have no effect on results."""
 
 
-@op("prefetch", "prefetchu", "applypriority", "discard", "nop", "griddepcontrol")
+@op("prefetch", "prefetchu", "applypriority", "discard", "nop")
 def hint(d: Decoder, ins: Instruction) -> Run:
     return _nothing
 

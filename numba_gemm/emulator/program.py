@@ -71,6 +71,7 @@ class Program:
     entry_pc: int = 0
     counts: dict[int, int] = field(default_factory=dict)
     constants: list[tuple[int, int, int]] = field(default_factory=list)
+    shared_addresses: list[tuple[int, int, int]] = field(default_factory=list)
     specials: list[tuple[str, int, int]] = field(default_factory=list)
     addresses: list[tuple[Variable, int, int, int]] = field(default_factory=list)
     shared_bytes: int = 0
@@ -104,6 +105,7 @@ class Decoder:
         self.program = Program(module, kernel)
         self.counts = {1: 0, 16: 0, 32: 0, 64: 0}
         self.constant_rows: dict[tuple[int, int], int] = {}
+        self.shared_rows: dict[tuple[int, int], int] = {}
         self.special_rows: dict[tuple[str, int], int] = {}
         self.address_rows: dict[tuple[int, int, int], int] = {}
         self.function = kernel
@@ -142,6 +144,15 @@ class Decoder:
             self.program.constants.append((bits, row, value))
         return row
 
+    def shared_address(self, bits: int, offset: int) -> int:
+        """The row of an address in the block's own shared memory: in a cluster it differs from block to block."""
+        key = (bits, offset)
+        row = self.shared_rows.get(key)
+        if row is None:
+            row = self.shared_rows[key] = self.new_row(bits)
+            self.program.shared_addresses.append((offset, bits, row))
+        return row
+
     def special(self, name: str, bits: int) -> int:
         key = (name, bits)
         row = self.special_rows.get(key)
@@ -154,7 +165,9 @@ class Decoder:
         variable = symbol.variable or self.variables.get(symbol.name)
         if not isinstance(variable, Variable):
             raise self.syntax(ins, f"{symbol.name!r} is not declared")
-        if variable.space in ("shared", "local", "param"):
+        if variable.space == "shared":
+            return self.shared_address(bits, variable.offset + symbol.offset)
+        if variable.space in ("local", "param"):
             return self.constant(bits, (variable.offset + symbol.offset) & ((1 << bits) - 1))
         key = (id(variable), symbol.offset, bits)
         row = self.address_rows.get(key)

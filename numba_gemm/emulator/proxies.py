@@ -40,7 +40,7 @@ from .shared import ASYNC, ATOMIC, BELOW_CLOCK, CLOCK_SHIFT, PENDING, THREAD, Sh
 AGENT = 1 << 61
 MBARRIER = 1 << 60
 RANK_SHIFT = 24
-"""A shared::cluster address is an offset in a block, with 1 + the block's rank above it; rank field 0 is one's own."""
+"""In a cluster an address of shared memory, one's own included, is an offset in a block with the block's rank above."""
 _CLOCKS = MBARRIER - 1
 _AGENTS = 16
 Where = Any  # a slice or an index array of cells
@@ -69,6 +69,8 @@ class ProxiedSharedMemory(SharedMemory):
         # remote[block, thread of the cluster]: clock of that thread's last touch of the block's memory from outside
         self.remote = np.zeros((blocks, self.threads), np.int64)
         self.alive = np.ones(blocks, np.bool_)
+        # where each lane's own shared memory begins in the cluster's addresses
+        self.window = lanes // self.block_lanes % cluster << RANK_SHIFT
         self.split()
         self.refresh()
 
@@ -211,9 +213,9 @@ class ProxiedSharedMemory(SharedMemory):
         """
         block = lanes // self.block_lanes
         if not cluster:
-            return block, address
+            return block, address - self.window[lanes]
         field = address >> RANK_SHIFT
-        wrong = (field < 0) | (field > self.cluster)
+        wrong = (field < 0) | (field >= self.cluster)
         if wrong.any():
             lane = int(lanes[np.flatnonzero(wrong)[0]])
             raise batch.fault(
@@ -223,7 +225,7 @@ class ProxiedSharedMemory(SharedMemory):
                 "shared::cluster",
                 int(address[wrong][0]),
             )
-        target = np.where(field == 0, block, block - block % self.cluster + field - 1)
+        target = block - block % self.cluster + field
         far = target != block
         if far.any():
             dead = far & ~self.alive[target]
@@ -241,6 +243,12 @@ class ProxiedSharedMemory(SharedMemory):
             raise batch.fault(
                 EarlyExit, f"access to the shared memory of block {int(batch.blocks[target])}, which has exited,", lane
             )
+
+    def place(self, batch: Any, address: np.ndarray, size: int, sel: Any) -> np.ndarray:
+        """Byte positions of addresses in the lanes' own blocks."""
+        if self.cluster > 1:
+            address = address - (self.window if sel is None else self.window[sel])
+        return super().place(batch, address, size, sel)
 
     def place_cluster(self, batch: Any, address: np.ndarray, size: int, sel: Any) -> np.ndarray:
         """`place` for shared::cluster addresses."""

@@ -9,9 +9,15 @@ Roles        a copy has three axes: *columns*, along which the target's elements
 straight     source and target are closest along the same axis, and lanes run along it. 32×128 elements a block, 256
              threads, 16 elements a thread, all loaded before the first is stored.
 aligned      the same where rows of both begin at multiples of 16 bytes: 16 bytes an access, 32 × 32 groups a block.
+by words     the same where those of the target do and have room to be filled up to them: 16-byte stores of what 4-byte
+             loads bring, of which every two are shifted together where a row of 16-bit elements begins amid a word.
+             16 × 32 groups a block.
 transposed   64×64 elements a block, 256 threads, 16 elements a thread, through shared memory: lanes read along rows and
              write along columns. A row of the tile is padded to an odd number of words, so that lanes which walk down a
              column meet 32 banks. 16-bit elements that are neighbours along both read and write share a word.
+filled       what is missing to whole 16 bytes at the end of the target's rows is zeros then, in any form.
+pair         two copies in one launch, as both factors of a product need: the first blocks have the one.
+Overlap      a block waits for the launch before it, and lets the next one start: KernelLaunch.overlaps.
 Bound by     device memory: an element is read once and written once.
 """
 
@@ -19,19 +25,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from numba_gemm.compile.unroll import unroll
-from numba_gemm.spec import MAX_GRID_Z, Config, Geometry, KernelSpec, make_config
+from numba_gemm.abi import PARAMETERS
+from numba_gemm.fp32.repack_kernel import (
+    ALIGNMENT,
+    ROUNDS,
+    SPANS,
+    STRAIGHT_ROWS,
+    THREADS,
+    TILE,
+    VALUES,
+    WORD_ROWS,
+    build,
+    build_pair,
+)
+from numba_gemm.spec import MAX_GRID, MAX_GRID_Z, Addresses, Config, Geometry, KernelLaunch, KernelSpec, make_config
 
-THREADS = 256
-WARPS = THREADS // 32
-TILE = 64  # of the transposed form, either way
-STRAIGHT_ROWS = 32
-SPANS = 4  # of 32 columns that a thread visits in the straight form
-ROUNDS, STRAIGHT_ROUNDS = TILE // WARPS, STRAIGHT_ROWS // WARPS  # rows or columns of a tile that a warp visits
-PER_THREAD = TILE * TILE // THREADS  # values, in all forms
-ALIGNMENT = 16  # bytes
 MAX_EXTENT = 2**31 - 1
 
 #: Below this many elements along the source's closest axis, lanes that ran along it would mostly idle.
@@ -55,6 +66,8 @@ def copies(
     source_strides: Sequence[int],
     target: int,
     target_strides: Sequence[int],
+    *,
+    filled: bool = False,
 ) -> tuple[Copy, ...]:
     """The launches that copy an array into another.
 
@@ -67,6 +80,8 @@ def copies(
     source, target : addresses of their first elements; the arrays may not overlap.
     source_strides, target_strides : in elements; negative and 0 will do for the source, those of the target must keep
         its elements apart.
+    filled : whether the target's rows are to be filled up with zeros to whole 16 bytes. They have the room, and
+        ``target`` and all strides but that of neighbours, which is 1, are multiples of 16 bytes.
 
     Returns
     -------
@@ -75,11 +90,14 @@ def copies(
     """
     if 0 in shape:
         return ()
-    axes = _merged([_Axis(*axis) for axis in zip(shape, source_strides, target_strides, strict=True) if axis[0] > 1])
-    while len(axes) < 3:
+    given = [_Axis(*axis) for axis in zip(shape, source_strides, target_strides, strict=True)]
+    rows_of = [given.pop()] if filled else []  # they stay the columns, be there only one
+    axes = _merged([axis for axis in given if axis.extent > 1])
+    while len(axes) < 3 - len(rows_of):
         axes.append(_Axis(1, 0, 0))
-    columns = min(axes, key=lambda axis: (axis.extent == 1, abs(axis.target)))
-    axes.remove(columns)
+    columns = rows_of[0] if filled else min(axes, key=lambda axis: (axis.extent == 1, abs(axis.target)))
+    if not filled:
+        axes.remove(columns)
     near = min(axes, key=lambda axis: (axis.extent < FEWEST_ROWS, not axis.source, abs(axis.source)))
     transposed = near.extent >= FEWEST_ROWS and 0 < abs(near.source) < abs(columns.source)
     rows = near if transposed else max(axes, key=lambda axis: axis.extent)
@@ -99,12 +117,65 @@ def copies(
                 and not any(x % ALIGNMENT for x in begin)
                 and not any(x % width for axis in (rows, batch) for x in (axis.source, axis.target))
             )
-            config = form(itemsize, transposed=transposed, aligned=aligned)
+            by_words = filled and not transposed and columns.source == 1
+            config = form(itemsize, transposed=transposed, aligned=aligned, by_words=by_words, filled=filled)
             spec = SPECS[itemsize]
             grid = spec.grid(rows.extent, columns.extent, config), 1, min(MAX_GRID_Z, batch.extent - first)
             strides = (rows.source, columns.source, rows.target, columns.target, batch.source, batch.target)
             made.append(Copy(spec, config, grid, THREADS, (*begin, rows.extent, columns.extent, *strides)))
     return tuple(made)
+
+
+def in_one(launches: Sequence[KernelLaunch]) -> list[KernelLaunch]:
+    """Launches of copies that have nothing to do with one another, two in one where that can be; they overlap."""
+    made: list[KernelLaunch] = []
+    left = list(launches)
+    while left:
+        first = left.pop(0)
+        both = paired(_copy_of(first), _copy_of(left[0])) if left else None
+        if both is None:
+            made.append(replace(first, overlaps=True))
+            continue
+        second = left.pop(0)
+        tail = (first.grid[0], first.grid[2], second.grid[2])
+
+        def values(
+            at: Addresses,
+            first: KernelLaunch = first,
+            second: KernelLaunch = second,
+            tail: tuple[int, int, int] = tail,
+        ) -> tuple[Any, ...]:
+            return (*first.values(at), *second.values(at), *tail)
+
+        made.append(KernelLaunch(both.spec, both.config, both.grid, PARAMETERS[both.spec.abi], values, overlaps=True))
+    return made
+
+
+def _copy_of(launch: KernelLaunch) -> Copy:
+    return Copy(launch.spec, launch.config, launch.grid, THREADS, ())
+
+
+def one_by_one(launch: KernelLaunch) -> list[KernelLaunch]:
+    """The copies of a launch, one or two, each by a form that fills no rows up: what the twin in CUDA C++ has."""
+    given = dict(launch.config)
+    itemsize = int(given["bits"]) // 8
+    pair = launch.spec.name == PAIRS[itemsize].name
+    names = [str(given["first"]), str(given["second"])] if pair else [_form_name(launch.config)]
+    all_values = launch.values(Addresses(0, 0, 0))
+    counts = all_values[-2:] if pair else (launch.grid[2],)
+    made = []
+    for index, (name, count) in enumerate(zip(names, counts, strict=True)):
+        part = slice(VALUES * index, VALUES * (index + 1))
+        config = form(itemsize, transposed=name == "transposed", aligned=name == "aligned")
+        spec = SPECS[itemsize]
+        rows, columns = all_values[part][2:4]
+        grid = spec.grid(rows, columns, config), 1, count
+
+        def values(at: Addresses, part: slice = part) -> tuple[Any, ...]:
+            return launch.values(at)[part]
+
+        made.append(KernelLaunch(spec, config, grid, PARAMETERS[spec.abi], values, launch.overlaps))
+    return made
 
 
 class _Axis(NamedTuple):
@@ -129,134 +200,66 @@ def _merged(axes: list[_Axis]) -> list[_Axis]:
     return axes
 
 
-def form(itemsize: int, *, transposed: bool = False, aligned: bool = False) -> Config:
-    """The form of a kernel for a copy; ``transposed`` goes before ``aligned``."""
-    width = ALIGNMENT // itemsize if aligned and not transposed else 1
-    return make_config(bits=8 * itemsize, transposed=int(transposed), vector_width=width)
+def form(
+    itemsize: int,
+    *,
+    transposed: bool = False,
+    aligned: bool = False,
+    by_words: bool = False,
+    filled: bool = False,
+) -> Config:
+    """The form of a kernel for a copy; ``transposed`` goes before ``aligned``, which doesn't fill rows up."""
+    width = ALIGNMENT // itemsize if aligned and not transposed and not filled else 1
+    more = {key: 1 for key, value in (("by_words", by_words), ("filled", filled)) if value}
+    return make_config(bits=8 * itemsize, transposed=int(transposed), vector_width=width, **more)
 
 
-def build(bits: int, transposed: int, vector_width: int):
-    from numba import float32, int64, uint16, uint32
+def _form_name(config: Config) -> str:
+    parameters = dict(config)
+    if parameters["transposed"]:
+        return "transposed"
+    if parameters.get("by_words"):
+        return "words"
+    return "aligned" if int(parameters["vector_width"]) > 1 else "straight"
 
-    from numba_gemm.compile.numba_source import cuda
-    from numba_gemm.fp32.pointers import float_pointer
-    from numba_gemm.intrinsics import load_global_v4, offset_pointer, store_global_v4
 
-    element = uint16 if bits == 16 else uint32
-    padded = TILE + (2 if bits == 16 else 1)
-    halving = 1 if bits == 16 else 0  # element index → word index
-    straight_columns = 32 * (vector_width if vector_width > 1 else SPANS)
+def paired(first: Copy, second: Copy) -> Copy | None:
+    """Two copies of elements of one size as one launch, or None if only one of them fills rows up."""
+    one, other = dict(first.config), dict(second.config)
+    filled = one.get("filled", 0)
+    blocks = first.grid[0] + second.grid[0]
+    if one["bits"] != other["bits"] or filled != other.get("filled", 0) or blocks > MAX_GRID:
+        return None
+    config = pair_form(int(one["bits"]) // 8, _form_name(first.config), _form_name(second.config), bool(filled))
+    counts = first.grid[2], second.grid[2]
+    values = (*first.values, *second.values, first.grid[0], *counts)
+    return Copy(PAIRS[int(one["bits"]) // 8], config, (blocks, 1, max(counts)), THREADS, values)
 
-    def repack_transposed(
-        S, D, rows, columns, source_row, source_column, target_row, target_column, source_batch, target_batch
-    ):
-        tile = cuda.shared.array((TILE, padded), element)
-        values = cuda.local.array(PER_THREAD, element)
-        S = offset_pointer(S, int64(uint32(cuda.blockIdx.z)) * source_batch)
-        D = offset_pointer(D, int64(uint32(cuda.blockIdx.z)) * target_batch)
-        tiles_n = (columns + uint32(TILE - 1)) // uint32(TILE)
-        first_row = uint32(uint32(cuda.blockIdx.x) // tiles_n * uint32(TILE))
-        first_column = uint32(uint32(cuda.blockIdx.x) % tiles_n * uint32(TILE))
-        lane = uint32(cuda.threadIdx.x) % uint32(32)
-        warp = uint32(cuda.threadIdx.x) // uint32(32)
 
-        for half in unroll(2):
-            row = uint32(first_row + lane + uint32(32 * half))
-            s = offset_pointer(S, int64(row) * source_row + int64(uint32(first_column + warp)) * source_column)
-            for step in unroll(ROUNDS):
-                value = element(0)
-                if row < rows and uint32(first_column + warp + uint32(WARPS * step)) < columns:
-                    value = s[0]
-                values[ROUNDS * half + step] = value
-                s = offset_pointer(s, WARPS * source_column)
-        for half in unroll(2):
-            for step in unroll(ROUNDS):
-                i, j = uint32(lane + uint32(32 * half)), uint32(warp + uint32(WARPS * step))
-                tile[i, j] = values[ROUNDS * half + step]
-        cuda.syncthreads()  # the tile is whole before it is read the other way round
-        for half in unroll(2):
-            column = uint32(first_column + lane + uint32(32 * half))
-            d = offset_pointer(D, int64(uint32(first_row + warp)) * target_row + int64(column) * target_column)
-            for step in unroll(ROUNDS):
-                value = tile[uint32(warp + uint32(WARPS * step)), uint32(lane + uint32(32 * half))]
-                if column < columns and uint32(first_row + warp + uint32(WARPS * step)) < rows:
-                    d[0] = value
-                d = offset_pointer(d, WARPS * target_row)
-
-    def repack_straight(
-        S, D, rows, columns, source_row, source_column, target_row, target_column, source_batch, target_batch
-    ):
-        values = cuda.local.array(PER_THREAD, element)
-        S = offset_pointer(S, int64(uint32(cuda.blockIdx.z)) * source_batch)
-        D = offset_pointer(D, int64(uint32(cuda.blockIdx.z)) * target_batch)
-        tiles_n = (columns + uint32(straight_columns - 1)) // uint32(straight_columns)
-        first_row = uint32(uint32(cuda.blockIdx.x) // tiles_n * uint32(STRAIGHT_ROWS))
-        first_column = uint32(uint32(cuda.blockIdx.x) % tiles_n * uint32(straight_columns))
-        lane = uint32(cuda.threadIdx.x) % uint32(32)
-        warp = uint32(cuda.threadIdx.x) // uint32(32)
-
-        for step in unroll(STRAIGHT_ROUNDS):
-            row = uint32(first_row + warp + uint32(WARPS * step))
-            s = offset_pointer(S, int64(row) * source_row + int64(uint32(first_column + lane)) * source_column)
-            for span in unroll(SPANS):
-                value = element(0)
-                if row < rows and uint32(first_column + lane + uint32(32 * span)) < columns:
-                    value = s[0]
-                values[SPANS * step + span] = value
-                s = offset_pointer(s, 32 * source_column)
-        for step in unroll(STRAIGHT_ROUNDS):
-            row = uint32(first_row + warp + uint32(WARPS * step))
-            d = offset_pointer(D, int64(row) * target_row + int64(uint32(first_column + lane)) * target_column)
-            for span in unroll(SPANS):
-                if row < rows and uint32(first_column + lane + uint32(32 * span)) < columns:
-                    d[0] = values[SPANS * step + span]
-                d = offset_pointer(d, 32 * target_column)
-
-    def repack_aligned(
-        S, D, rows, columns, source_row, source_column, target_row, target_column, source_batch, target_batch
-    ):
-        values = cuda.local.array(PER_THREAD, float32)
-        S = offset_pointer(S, int64(uint32(cuda.blockIdx.z)) * source_batch)
-        D = offset_pointer(D, int64(uint32(cuda.blockIdx.z)) * target_batch)
-        S_words, D_words = float_pointer(S), float_pointer(D)
-        tiles_n = (columns + uint32(straight_columns - 1)) // uint32(straight_columns)
-        first_row = uint32(uint32(cuda.blockIdx.x) // tiles_n * uint32(STRAIGHT_ROWS))
-        first_column = uint32(uint32(cuda.blockIdx.x) % tiles_n * uint32(straight_columns))
-        row_in_tile = uint32(cuda.threadIdx.x) // uint32(32)
-        column = uint32(first_column + uint32(cuda.threadIdx.x) % uint32(32) * uint32(vector_width))
-        whole = uint32(column + uint32(vector_width)) <= columns
-
-        for step in unroll(STRAIGHT_ROUNDS):
-            row = uint32(first_row + row_in_tile + uint32(WARPS * step))
-            x, y, z, w = float32(0), float32(0), float32(0), float32(0)
-            if row < rows and whole:
-                x, y, z, w = load_global_v4(S_words, (int64(row) * source_row + int64(column)) >> halving)
-            values[4 * step], values[4 * step + 1], values[4 * step + 2], values[4 * step + 3] = x, y, z, w
-        for step in unroll(STRAIGHT_ROUNDS):
-            row = uint32(first_row + row_in_tile + uint32(WARPS * step))
-            if row < rows:
-                if whole:
-                    x, y, z, w = values[4 * step], values[4 * step + 1], values[4 * step + 2], values[4 * step + 3]
-                    store_global_v4(D_words, (int64(row) * target_row + int64(column)) >> halving, x, y, z, w)
-                else:  # the end of a row that isn't a whole number of groups
-                    for offset in range(vector_width):
-                        if uint32(column + uint32(offset)) < columns:
-                            at = int64(uint32(column + uint32(offset)))
-                            D[int64(row) * target_row + at] = S[int64(row) * source_row + at]
-
-    if transposed:
-        return repack_transposed
-    return repack_aligned if vector_width > 1 else repack_straight
+def pair_form(itemsize: int, first: str, second: str, filled: bool) -> Config:
+    """The form of the kernel that makes two copies at once: "straight", "aligned", "transposed" or "words" each."""
+    return make_config(bits=8 * itemsize, first=first, second=second, filled=int(filled))
 
 
 def _geometry(config: Config) -> Geometry:
-    parameters = dict(config)
-    width = int(parameters["vector_width"])
-    tile = (TILE, TILE, 1) if parameters["transposed"] else (STRAIGHT_ROWS, 32 * (width if width > 1 else SPANS), 1)
-    return Geometry(tile, THREADS)
+    name = _form_name(config)
+    width = ALIGNMENT // (int(dict(config)["bits"]) // 8)
+    tiles = {
+        "transposed": (TILE, TILE, 1),
+        "straight": (STRAIGHT_ROWS, 32 * SPANS, 1),
+        "aligned": (STRAIGHT_ROWS, 32 * width, 1),
+        "words": (WORD_ROWS, 32 * width, 1),
+    }
+    return Geometry(tiles[name], THREADS)
 
 
 def _spec(itemsize: int) -> KernelSpec:
+    forms = (
+        form(itemsize),
+        form(itemsize, aligned=True),
+        form(itemsize, transposed=True),
+        form(itemsize, by_words=True, filled=True),
+    )
     return KernelSpec(
         name="repack",
         title="repack",
@@ -266,12 +269,31 @@ def _spec(itemsize: int) -> KernelSpec:
         threads=THREADS,
         loads_per_fma=None,
         build=build,
-        configs=(form(itemsize), form(itemsize, aligned=True), form(itemsize, transposed=True)),
+        configs=forms,
         abi=f"repack_{8 * itemsize}",
         helpers=("numba_gemm.intrinsics", "numba_gemm.fp32.pointers"),
         geometry_of=_geometry,
     )
 
 
+def _pair_spec(itemsize: int) -> KernelSpec:
+    pairs = [("words", "words")] + [("transposed", "words"), ("transposed", "transposed")] * (itemsize == 4)
+    return KernelSpec(
+        name="repack_pair",
+        title="repack two",
+        idea="two copies in one launch",
+        block_tile=(TILE, TILE, 1),
+        thread_tile=(ROUNDS, TILE // 32),
+        threads=THREADS,
+        loads_per_fma=None,
+        build=build_pair,
+        configs=tuple(pair_form(itemsize, first, second, True) for first, second in pairs),
+        abi=f"repack_pair_{8 * itemsize}",
+        helpers=("numba_gemm.intrinsics", "numba_gemm.fp32.pointers"),
+    )
+
+
 #: Bytes of an element → the kernel that repacks it.
 SPECS = {itemsize: _spec(itemsize) for itemsize in (2, 4)}
+#: The same → the kernel that makes two copies in one launch.
+PAIRS = {itemsize: _pair_spec(itemsize) for itemsize in (2, 4)}

@@ -106,11 +106,8 @@ def refuses(problem: Problem) -> str | None:
     """Why skinny can't take a product, in words, or None."""
     if min(problem.m, problem.n) > MAX_NARROW:
         return f"neither M = {problem.m} nor N = {problem.n} is {MAX_NARROW} or less"
-    role = roles(problem)
-    width = 1 if problem.misaligned(role.wide, 4) else 4
-    tile = TILES[role.form, width, _block_i(role.narrow)]
-    if _steps(problem, tile) >= 2**31:
-        return f"K = {problem.k} and {role.outputs} outputs make more than 2³¹ steps"
+    if steps_of(problem, tile_of(problem)) >= 2**31:
+        return f"K = {problem.k} and {roles(problem).outputs} outputs make more than 2³¹ steps"
     return None
 
 
@@ -124,19 +121,27 @@ def choose_form(problem: Problem, sm_count: int, arch: tuple[int, int]) -> Confi
     reason = refuses(problem)
     if reason is not None:
         raise KernelConstraintError(f"kernel skinny can't take this product ({reason}); kernel 'v7' can")
-    role = roles(problem)
-    width = 1 if problem.misaligned(role.wide, 4) else 4
-    tile = TILES[role.form, width, _block_i(role.narrow)]
+    tile = tile_of(problem)
     return config_of(problem, tile, runs(problem, tile, sm_count, arch))
+
+
+def tile_of(problem: Problem) -> dict[str, int]:
+    """The lowest tile that holds a product's narrow side."""
+    role = roles(problem)
+    return TILES[role.form, 1 if problem.misaligned(role.wide, 4) else 4, _block_i(role.narrow)]
+
+
+def resident_blocks(problem: Problem, tile: dict[str, int], arch: tuple[int, int]) -> int:
+    """Blocks that an SM holds at a time."""
+    _, words = stage_words(roles(problem).form, tile["turned"], tile["block_i"], tile["block_j"], tile["depth"])
+    shared = SHARED_BYTES.get(arch, LEAST_SHARED_BYTES)
+    return max(1, min(tile["blocks_per_sm"], shared // (4 * words * tile["stages"] + 1024)))
 
 
 def runs(problem: Problem, tile: dict[str, int], sm_count: int, arch: tuple[int, int]) -> int:
     """Blocks of one product's launch."""
-    _, words = stage_words(roles(problem).form, tile["turned"], tile["block_i"], tile["block_j"], tile["depth"])
-    shared = SHARED_BYTES.get(arch, LEAST_SHARED_BYTES)
-    resident = max(1, min(tile["blocks_per_sm"], shared // (4 * words * tile["stages"] + 1024)))
-    slots = max(1, resident * sm_count // problem.batch)
-    return max(1, min(slots, _steps(problem, tile) // SHORTEST_RUN))
+    slots = max(1, resident_blocks(problem, tile, arch) * sm_count // problem.batch)
+    return max(1, min(slots, steps_of(problem, tile) // SHORTEST_RUN))
 
 
 def config_of(problem: Problem, tile: dict[str, int], blocks: int) -> Config:
@@ -155,7 +160,8 @@ def _block_i(narrow: int) -> int:
     return next(block for block in (8, 16, 32, 64) if narrow <= block)
 
 
-def _steps(problem: Problem, tile: dict[str, int]) -> int:
+def steps_of(problem: Problem, tile: dict[str, int]) -> int:
+    """Steps of k of all tiles of one product."""
     return -(-roles(problem).outputs // tile["block_j"]) * max(1, -(-problem.k // tile["depth"]))
 
 
@@ -175,7 +181,7 @@ def _plan(spec: KernelSpec, problem: Problem, config: Config) -> LaunchPlan:
     fixup = tuple(item for item in code if item[0] in _FIXUP_KEYS)
     steps_a_tile = max(1, -(-p.k // values["depth"]))
     # Runs of whole tiles leave no pieces.
-    steps = _steps(problem, values)
+    steps = steps_of(problem, values)
     split = steps % blocks != 0 or (steps // blocks) % steps_a_tile != 0
     piece_bytes = 8 * blocks * values["block_i"] * values["block_j"] if split else 0  # of one product: 2 a block
     extents = (role.outputs, role.narrow, p.k)
@@ -256,6 +262,7 @@ SKINNY = KernelSpec(
     configs=shipped_configs(),
     abi="skinny",
     batched=True,
+    helpers=("numba_gemm.intrinsics", "numba_gemm.fp32.epilogue", "numba_gemm.fp32.v8_intrinsics"),
     geometry_of=_geometry,
     select=choose_form,
     plan_of=_plan,

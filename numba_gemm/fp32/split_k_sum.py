@@ -42,6 +42,7 @@ def build(block_m: int, block_n: int, group_m: int, c_width: int, slices: int):
     from numba_gemm.fp32 import v8_intrinsics as ptx
     from numba_gemm.fp32 import v8_sums as sums
     from numba_gemm.fp32.v8_kernel import origin_of_tile
+    from numba_gemm.intrinsics.dependence import griddepcontrol_launch_dependents, griddepcontrol_wait
 
     lanes = THREADS // slices
     groups = block_m * block_n // 4
@@ -56,6 +57,8 @@ def build(block_m: int, block_n: int, group_m: int, c_width: int, slices: int):
     def split_k_sum(
         workspace, C, M, N, ldc, alpha, beta, stride_c, split_tiles, split_blocks, per_block, stages_in_k
     ):  # fmt: skip
+        griddepcontrol_wait()  # the parts are there
+        griddepcontrol_launch_dependents()
         exchange = shared_address(cuda.shared.array(exchange_words, float32, alignment=16))
         sums = cuda.local.array(4, float32)
         thread = uint32(cuda.threadIdx.x)
@@ -114,6 +117,11 @@ SPEC = KernelSpec(
     min_arch=(8, 0),
     configs=(form(128, 128, 8, 4, 2), form(128, 128, 8, 4, MANY_PARTS + 1)),
     abi="split_k_sum",
-    helpers=("numba_gemm.fp32.v8_intrinsics", "numba_gemm.fp32.v8_sums", "numba_gemm.fp32.v8_kernel"),
+    helpers=(
+        "numba_gemm.fp32.v8_intrinsics",
+        "numba_gemm.fp32.v8_sums",
+        "numba_gemm.fp32.v8_kernel",
+        "numba_gemm.intrinsics.dependence",
+    ),
     geometry_of=_geometry,
 )

@@ -1,19 +1,26 @@
-"""Which form of v8, whether K is split, and whether a misaligned factor is copied first: a cost model in SM cycles.
+"""Which form of v8, whether K is split, and whether a factor is copied first: a cost model in SM cycles.
 
-The busiest SM decides. A form computes so many FMAs in a cycle with all its blocks on an SM, fewer with one; a launch
-costs a fixed time. What a product costs is
+The busiest SM decides. It has its tiles in rounds, as many at a time as blocks fit on it, and a round costs
 
-    launch + tiles of an SM · BM·BN·K / rate  [+ parts of split tiles, written and added]  [+ copies of factors]
+    fill + tiles · (k · BM·BN / rate + words + exchange + stores)
 
-and at least its bytes over the bandwidth of device memory. The tiles of an SM are those that can't be shared out
-evenly: the last wave of tiles costs as much as a full one, unless its tiles are split among all SMs.
+``rate`` is FMAs an SM and cycle, fewer where fewer blocks are on it; ``words`` what copies of 4 bytes cost beside them;
+``fill`` the wait for the first stages; ``exchange`` the sums of the slices of k. Stores of C are hidden in part, those
+of the last tiles not at all, and a tile beyond C's edge stores only what is in C. Then come a launch, parts of split
+tiles that are written and added, and copies of factors; the bytes over the bandwidth of device memory are a floor. The
+tiles of an SM are those that can't be shared out evenly: the last round costs as much as a full one, unless its tiles
+are split among all SMs. A share of split tiles that ends in one and begins in the next has the costs of two.
+
+All numbers were fitted to times on an H200: those in ``tests/data/h200_v8_forms.json``, which ``bench/tune_v8.py
+--save`` takes anew for the suites, and those of random shapes by ``bench/chooser.py``.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from numba_gemm.errors import KernelConstraintError
@@ -26,42 +33,66 @@ class Shape(NamedTuple):
     """A tile shape that is shipped.
 
     ``rate`` and ``rate_alone`` are FMAs an SM and cycle (128 are the most) with ``blocks_per_sm`` blocks on it and with
-    one. ``staged``: a factor whose k is contiguous goes through registers, 16 bytes a load, if it is aligned.
+    one. ``turned`` and ``narrow`` are cycles by word of a factor that is copied 4 bytes at a time: because it is
+    transposed on its way, and because it is misaligned. ``store`` and ``scatter`` are cycles by output that is stored,
+    16 bytes and 4 bytes at a time: where K is short, they are most of the time.
     """
 
     parameters: dict[str, int]
     rate: float
     rate_alone: float
-    staged: bool
+    turned: float
+    narrow: float
+    store: float
+    scatter: float
 
 
-def _shape(numbers: str, *, slices: int, stages: int, parts: int, blocks: int, rate: float, alone: float) -> Shape:
+def _shape(
+    tile: str,
+    launch: tuple[int, int, int, int],
+    *,
+    rates: tuple[float, float],
+    words: tuple[float, float],
+    stores: tuple[float, float],
+) -> Shape:
     names = ("block_m", "block_n", "block_k", "warp_m", "warp_n", "thread_m", "thread_n")
-    parameters = dict(zip(names, map(int, numbers.split()), strict=True))
-    parameters.update(k_slices=slices, stages=stages, parts=parts, blocks_per_sm=blocks)
-    return Shape(parameters, rate, alone, staged=parts > 1)
+    parameters = dict(zip(names, map(int, tile.split()), strict=True))
+    parameters.update(zip(("k_slices", "stages", "parts", "blocks_per_sm"), launch, strict=True))
+    return Shape(parameters, *rates, *words, *stores)
 
 
-#: Rates from an H200 at 1980 MHz: 4096³ for the first two, 256³ … 1024³ for the others. They were taken before the FMAs
-#: of an outer product were put in serpentine order and with A column-major for the first, so what they rank is the
-#: shapes; bench/tune_v8.py measures them anew.
+#: An H200 at 1980 MHz. The first is faster with whole waves of tiles, the second where their number is odd.
 SHAPES = (
-    _shape("128 128 16 64 64 16 8", slices=1, stages=2, parts=4, blocks=2, rate=104, alone=68),
-    _shape("128 128 16 64 32 8 8", slices=1, stages=3, parts=1, blocks=2, rate=99, alone=93),
-    _shape("128 64 16 64 32 8 8", slices=2, stages=4, parts=1, blocks=1, rate=86, alone=86),
-    _shape("64 64 32 64 32 8 8", slices=4, stages=3, parts=1, blocks=1, rate=82, alone=82),
-    _shape("32 64 32 32 64 8 8", slices=8, stages=3, parts=1, blocks=1, rate=66, alone=66),
-    _shape("32 32 32 32 32 4 8", slices=4, stages=3, parts=1, blocks=1, rate=64, alone=64),
+    _shape("128 128 16 64 64 16 8", (1, 3, 4, 2), rates=(104.3, 53.2), words=(0.016, 0.037), stores=(0.21, 1.27)),
+    _shape("128 128 16 64 32 8 8", (1, 3, 1, 2), rates=(105.2, 104.0), words=(0.055, 0.052), stores=(0.31, 1.34)),
+    _shape("128 64 16 64 32 8 8", (2, 4, 2, 1), rates=(91.8, 91.8), words=(0.001, 0.051), stores=(0.31, 1.21)),
+    _shape("64 64 32 64 32 8 8", (4, 3, 2, 2), rates=(100.6, 98.7), words=(0.013, 0.086), stores=(0.37, 0.74)),
+    _shape("32 64 32 32 64 8 8", (8, 4, 1, 2), rates=(96.0, 86.9), words=(0.021, 0.058), stores=(0.61, 0.76)),
+    _shape("32 32 32 32 32 4 8", (4, 3, 1, 4), rates=(88.0, 60.4), words=(0.057, 0.086), stores=(0.10, 0.33)),
 )
 
-#: A launch with the start and the end of its blocks, in cycles; one more launch behind it on the stream.
-LAUNCH, NEXT_LAUNCH = 5000, 4000
+#: A launch, one behind it that adds up parts, one before it that copies factors, the wait for a round's first stages.
+LAUNCH, SUM_LAUNCH, COPY_LAUNCH, FILL = 2930, 3400, 4440, 707
 #: Bytes an SM and cycle: of device memory, of parts that are written and added up, of copies of a factor.
-DRAM_BYTES, PART_BYTES, COPY_BYTES = 16.0, 16.0, 11.0
-#: What a rate falls to for each factor that is copied 4 bytes at a time because it is misaligned.
-MISALIGNED = 0.87
-#: A block's share of split tiles is no fewer stages than this, and must shorten the whole to this share of its time.
-SHALLOWEST_SHARE, SPLIT_GAIN = 4, 0.93
+DRAM_BYTES, PART_BYTES, COPY_BYTES = 16.0, 27.5, 15.2
+#: Cycles by output and slice of k that is added to another; by slice beyond the first; by word that is copied
+#: before the first step of k; by part of a tile that the second launch adds to the others; by tile.
+EXCHANGE, MEETING, FIRST_WORD, PIECE, START = 0.104, 56, 0.013, 21, 290
+#: Words cost so many times as much on an SM with one block where it could have more.
+LONE = 1.45
+#: Stores of tiles before an SM's last ones are hidden by so much of the time that they take; but this part isn't.
+HIDDEN, EXPOSED = 0.15, 0.405
+#: So much of a second tile's fill, exchange and stores a share costs that ends in one tile and begins in the next.
+BOTH = 0.914
+#: Shares that fill the GPU end together, and the tiles that follow are put on half of the SMs, two on each: so much
+#: more a last, odd tile costs, divided by the square of the number of tiles that had time to even it out.
+PAIRED = 0.074
+#: The part of a tile by which SMs end apart where each has one share beside whole tiles.
+UNEVEN = 0.31
+#: A block's share of split tiles is no fewer stages than this.
+SHALLOWEST_SHARE = 4
+#: A factor that could be read as it lies is copied only if it is no larger than this: bytes of workspace.
+LARGEST_COPY = 2**30
 
 
 @dataclass(frozen=True)
@@ -81,6 +112,7 @@ class Choice:
         return make_config(**dict(self.parameters.config), **launch, copied=self.copied)
 
 
+@functools.lru_cache(maxsize=1024)
 def choose_form(problem: Problem, sm_count: int, arch: tuple[int, int]) -> Choice:
     """The cheapest choice by the model.
 
@@ -97,44 +129,78 @@ def choices(problem: Problem, sm_count: int, arch: tuple[int, int]) -> list[Choi
     """Every choice that the model compares, with its cost."""
     found = []
     for shape, copied in itertools.product(SHAPES, _copies(problem)):
-        parameters = parameters_for(shape, problem, copied)
-        if parameters is None or not parameters.fits(arch):
+        parameters = parameters_for(shape, problem, copied, arch)
+        if parameters is None:
             continue
-        for tiles, blocks in _splits(parameters, problem, sm_count):
-            cycles = _cycles(shape, parameters, problem, sm_count, tiles, blocks, copied)
+        tile = _Tile(shape, parameters, problem)
+        for tiles, blocks in _splits(parameters, problem, sm_count, shape.parameters["blocks_per_sm"]):
+            cycles = _cycles(tile, problem, sm_count, tiles, blocks, copied)
             found.append(Choice(parameters, tiles, blocks, copied, cycles))
     return found
 
 
-def parameters_for(shape: Shape, problem: Problem, copied: str = "") -> V8Parameters | None:
-    """The form of a shape for a problem; None if there is none. ``copied`` factors lie as the copy does: A in columns,
-    B in rows, aligned."""
-    values: dict[str, Any] = {**shape.parameters, "c_width": 1 if problem.misaligned("C", VECTOR) else VECTOR}
+def parameters_for(
+    shape: Shape, problem: Problem, copied: str = "", arch: tuple[int, int] = (9, 0)
+) -> V8Parameters | None:
+    """The form of a shape for a problem; None if there is none that fits on the GPU. ``copied`` factors lie as the copy
+    does: A in columns, B in rows, aligned."""
+    values: dict[str, Any] = {"c_width": 1 if problem.misaligned("C", VECTOR) else VECTOR}
     for name, side in (("a", "A"), ("b", "B")):
-        direct = "column" if name == "a" else "row"
+        direct = _DIRECT[name]
         layout = direct if name in copied else getattr(problem, f"{name}_layout")
         aligned = name in copied or problem.misaligned(side, VECTOR) is None
-        wide = aligned and (layout == direct or shape.staged)
-        values[f"{name}_layout"], values[f"{name}_width"] = layout, VECTOR if wide else 1
+        values[f"{name}_layout"], values[f"{name}_width"] = layout, VECTOR if aligned and layout == direct else 1
+    if shape is UNBOUND and arch < UNBOUND_BELOW and values["a_width"] < values["b_width"]:
+        values["blocks_per_sm"] = 1
+    return _parameters(SHAPES.index(shape), arch, **values)
+
+
+#: Two blocks of this shape fit on an SM without asking for it if only B is copied 16 bytes at a time, before that
+#: compute capability; and the code is faster if the assembler isn't asked: 1024³ in 47.3 µs, not in 48.8.
+UNBOUND, UNBOUND_BELOW = SHAPES[3], (10, 0)
+
+#: How a factor lies in global memory if it does as in shared memory, k by k.
+_DIRECT = {"a": "column", "b": "row"}
+
+
+@functools.cache
+def _parameters(shape: int, arch: tuple[int, int], **values: Any) -> V8Parameters | None:
     try:
-        return V8Parameters(**values)
+        parameters = V8Parameters(**(SHAPES[shape].parameters | values))
     except KernelConstraintError:
         return None
+    return parameters if parameters.fits(arch) else None
 
 
 def _copies(problem: Problem) -> list[str]:
-    """Sets of factors that may be copied first: misaligned ones, where there is anything to copy."""
-    names = [name for name in "ab" if problem.k and problem.misaligned(name.upper(), VECTOR)]
+    """Sets of factors that may be copied first: those that tiles would have to be copied from 4 bytes at a time."""
+    names = []
+    for name, elements in _elements(problem):
+        turned = getattr(problem, f"{name}_layout") != _DIRECT[name] and 4 * elements <= LARGEST_COPY
+        if elements and (turned or problem.misaligned(name.upper(), VECTOR)):
+            names.append(name)
     return ["".join(chosen) for count in range(len(names) + 1) for chosen in itertools.combinations(names, count)]
 
 
-def _splits(p: V8Parameters, problem: Problem, sm_count: int) -> Iterator[tuple[int, int]]:
-    """(tiles whose k is shared, blocks that share it): none; the last wave's; all, if they don't fill the GPU."""
+def _elements(problem: Problem) -> Iterator[tuple[str, int]]:
+    """How many elements each factor has, in all products of the batch if they differ."""
+    for name, elements in (("a", problem.m * problem.k), ("b", problem.k * problem.n)):
+        yield name, elements * (problem.batch if getattr(problem, f"batch_stride_{name}") else 1)
+
+
+def _splits(p: V8Parameters, problem: Problem, sm_count: int, resident: int) -> Iterator[tuple[int, int]]:
+    """(tiles whose k is shared, blocks that share it): none; the last wave's; all, if they don't fill the GPU.
+
+    A wave is a tile for each SM or, where an SM holds two blocks, two: then every SM has two of everything.
+    """
     yield 0, 0
     tiles, stages = p.tiles(problem.m, problem.n), p.stages_in(problem.k)
     slots = max(1, sm_count // problem.batch)
-    shared = tiles if tiles < slots else tiles % slots
-    for most in sorted({slots, slots * p.blocks_per_sm}):
+    full = slots * resident
+    for wave, most in dict.fromkeys(((slots, slots), (slots, full), (full, full))):
+        shared = tiles if tiles < wave else tiles % wave
+        if wave > slots and shared == (tiles if tiles < slots else tiles % slots):
+            continue
         blocks = min(most, shared * stages // SHALLOWEST_SHARE)
         if blocks > shared and shared * stages + blocks * stages < 2**31:
             # every block has its share to the last: none is left without
@@ -142,27 +208,87 @@ def _splits(p: V8Parameters, problem: Problem, sm_count: int) -> Iterator[tuple[
             yield shared, -(-shared * stages // per_block)
 
 
-def _cycles(
-    shape: Shape, p: V8Parameters, problem: Problem, sm_count: int, split_tiles: int, split_blocks: int, copied: str
-) -> float:
-    tile = p.block_m * p.block_n * max(1, problem.k)
-    narrow = [side for side, width in (("A", p.a_width), ("B", p.b_width)) if width == 1]
-    slow = MISALIGNED ** sum(problem.misaligned(side, VECTOR) is not None for side in narrow)
-    whole = -(-(p.tiles(problem.m, problem.n) - split_tiles) * problem.batch // sm_count)
+class _Tile:
+    """What a tile of a form costs."""
+
+    def __init__(self, shape: Shape, p: V8Parameters, problem: Problem) -> None:
+        self.shape, self.most, self.output = shape, shape.parameters["blocks_per_sm"], p.block_m * p.block_n
+        self.tiles, self.stages, self.depth = p.tiles(problem.m, problem.n), p.stages_in(problem.k), p.block_k
+        self.bytes = problem.bytes_moved
+        self.words = first = 0.0
+        for name, extent, width, layout in (
+            ("a", p.block_m, p.a_width, p.a_layout),
+            ("b", p.block_n, p.b_width, p.b_layout),
+        ):
+            if width == 1:
+                self.words += extent * (shape.narrow if layout == _DIRECT[name] else shape.turned)
+                first += extent * FIRST_WORD
+        # The copies of the first stages are waited for, those of the others run beside the FMAs.
+        self.ahead = (p.stages - 1) * p.block_k
+        self.fill = FILL + first * min(self.ahead, self.stages * p.block_k)
+        # Of a tile that is larger than C only that much is stored.
+        stored = min(p.block_m, problem.m) * min(p.block_n, problem.n)
+        self.stores = stored * (shape.scatter if p.c_width == 1 else shape.store)
+        self.part = self.output * shape.store
+        self.finish = START + (p.k_slices - 1) * (self.output * EXCHANGE + MEETING)
+
+    def steps(self, k: float, blocks: int) -> float:
+        """Cycles of a tile's steps of k with so many blocks on the SM."""
+        alone = (self.most - blocks) / (self.most - 1) if blocks < self.most else 0
+        rate = self.shape.rate + alone * (self.shape.rate_alone - self.shape.rate)
+        return k * self.output / rate + max(0.0, k - self.ahead) * self.words * (1 + (LONE - 1) * alone)
+
+    def rounds(self, tiles: int, k: float, stores: float) -> float:
+        """Cycles of an SM that has so many tiles, each so deep, whose stores take so many cycles."""
+        full, odd = divmod(tiles, self.most)
+        cycles = full * (self.fill + self.most * (self.steps(k, self.most) + self.finish))
+        if odd:
+            cycles += self.fill + odd * (self.steps(k, odd) + self.finish)
+        return cycles + self.stored(tiles, odd or self.most, cycles, stores)
+
+    def stored(self, tiles: int, last: int, cycles: float, stores: float) -> float:
+        """What the stores of so many tiles add to the cycles that the tiles take without them: those before the last
+        ones can be hidden."""
+        if not tiles:
+            return 0.0
+        last = min(last, tiles)
+        rest = (tiles - last) * stores
+        return last * stores + max(EXPOSED * rest, rest - HIDDEN * cycles * (tiles - last) / tiles)
+
+
+def cost(shape: Shape, problem: Problem, sm_count: int, choice: Choice) -> Choice:
+    """The choice with the cycles that it takes by the model."""
+    tile = _Tile(shape, choice.parameters, problem)
+    cycles = _cycles(tile, problem, sm_count, choice.split_tiles, choice.split_blocks, choice.copied)
+    return replace(choice, cycles=cycles)
+
+
+def _cycles(tile: _Tile, problem: Problem, sm_count: int, split_tiles: int, split_blocks: int, copied: str) -> float:
+    stages, batch = tile.stages, problem.batch
+    k = stages * tile.depth
+    whole = -(-(tile.tiles - split_tiles) * batch // sm_count)
     if split_blocks:
-        # Blocks of both kinds are on an SM together to the end, unless there is only one.
-        shares = -(-split_blocks * problem.batch // sm_count)
-        rate = shape.rate if whole + shares >= p.blocks_per_sm else shape.rate_alone
-        per_block = -(-split_tiles * p.stages_in(problem.k) // split_blocks) * p.block_k
-        cycles = (whole * tile + shares * p.block_m * p.block_n * per_block) / rate / slow
-        parts = 4 * p.block_m * p.block_n * (split_blocks + split_tiles) * problem.batch
-        cycles = (cycles + NEXT_LAUNCH + 2 * parts / (PART_BYTES * sm_count)) / SPLIT_GAIN
+        shares = -(-split_blocks * batch // sm_count)
+        stages_of_share = -(-split_tiles * stages // split_blocks)
+        share = stages_of_share * tile.depth
+        if shares < tile.most:  # they share an SM with whole tiles, to the end
+            blocks = min(whole + shares, tile.most)
+            cycles = (whole + (UNEVEN if whole else 0)) * tile.steps(k, blocks) + shares * tile.steps(share, blocks)
+            cycles += tile.fill * -(-(whole + shares) // tile.most) + (whole + shares) * tile.finish
+            cycles += whole * EXPOSED * tile.stores + shares * tile.part
+        else:
+            cycles = tile.rounds(shares, share, tile.part) + tile.rounds(whole, k, tile.stores)
+            if whole % tile.most:
+                cycles += PAIRED / whole**2 * tile.steps(k, 1)
+        if stages % stages_of_share:  # shares that end in one tile and begin in the next one
+            both = -(-split_tiles * batch // sm_count)
+            cycles += BOTH * both * (tile.fill + tile.finish + tile.part)
+        parts = 4 * tile.output * (split_blocks + split_tiles) * batch
+        cycles += SUM_LAUNCH + 2 * parts / (PART_BYTES * sm_count) + PIECE * split_blocks / split_tiles
     else:
-        together = whole // p.blocks_per_sm * p.blocks_per_sm
-        cycles = tile * (together / shape.rate + (whole - together) / shape.rate_alone) / slow
-    cycles = max(cycles, problem.bytes_moved / (DRAM_BYTES * sm_count))
-    for name, elements in (("a", problem.m * problem.k), ("b", problem.k * problem.n)):
-        if name in copied:
-            matrices = problem.batch if getattr(problem, f"batch_stride_{name}") else 1
-            cycles += NEXT_LAUNCH + 8 * elements * matrices / (COPY_BYTES * sm_count)
+        cycles = tile.rounds(whole, k, tile.stores)
+    cycles = max(cycles, tile.bytes / (DRAM_BYTES * sm_count))
+    if copied:
+        elements = sum(count for name, count in _elements(problem) if name in copied)
+        cycles += COPY_LAUNCH + 8 * elements / (COPY_BYTES * sm_count)
     return LAUNCH + cycles

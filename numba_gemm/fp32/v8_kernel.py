@@ -9,6 +9,7 @@ from numba_gemm.compile.unroll import unroll
 from numba_gemm.fp32 import v8_intrinsics as ptx
 from numba_gemm.fp32 import v8_sums as sums
 from numba_gemm.fp32.v8_parameters import VECTOR, WARP, V8Parameters
+from numba_gemm.intrinsics.dependence import griddepcontrol_launch_dependents, griddepcontrol_wait
 from numba_gemm.spec import make_config
 
 
@@ -72,6 +73,8 @@ def build(**config):
         A, B, C, M, N, K, lda, ldb, ldc, alpha, beta, stride_a, stride_b, stride_c,
         workspace, split_tiles, split_blocks, per_block,
     ):  # fmt: skip
+        griddepcontrol_wait()  # the factors are copied, and nobody reads the workspace or C any more
+        griddepcontrol_launch_dependents()
         shared = shared_address(cuda.shared.array(0, float32, alignment=16))
         accumulator = cuda.local.array((TM, TN), float32)
         a_values = cuda.local.array((2, TM), float32)
@@ -126,9 +129,8 @@ def build(**config):
             tile = uint32(position // stages_in_k)
             first = uint32(position % stages_in_k)
             remaining = min(uint32(split_tiles * stages_in_k - position), per_block)
-        last_row, last_column = int64(uint32(M - uint32(1))), int64(uint32(N - uint32(1)))
-        last_row -= last_row % int64(A_ACROSS)
-        last_column -= last_column % int64(B_ACROSS)
+        row_end = uint32((M + uint32(A_ACROSS - 1)) // uint32(A_ACROSS) * uint32(A_ACROSS))
+        column_end = uint32((N + uint32(B_ACROSS - 1)) // uint32(B_ACROSS) * uint32(B_ACROSS))
 
         while remaining > uint32(0):
             stages = min(uint32(stages_in_k - first), remaining)
@@ -139,13 +141,20 @@ def build(**config):
             begin = int64(K) - int64(uint32(stages_in_k - first)) * int64(BK)
             a_begin = begin + int64(a_k)
             b_begin = begin + int64(b_k)
-            # Rows and columns past the edge of C read the last one: what they add up is never stored.
+            # Rows and columns past the edge of C read the first ones: what they add up is never stored. (Copies of one
+            # element to 32 places, of the last column, take as long as 32 copies.)
             for e in unroll(A_STEPS_E):
-                at = min(int64(uint32(tile_row + a_e + uint32(e * A_E_STEP))), last_row)
+                row_read = uint32(tile_row + a_e + uint32(e * A_E_STEP))
+                if row_read >= row_end:
+                    row_read = uint32(row_read % row_end)
+                at = int64(row_read)
                 offset = at + a_begin * lda if A_DIRECT else at * lda + a_begin
                 a_source[e] = global_address(A) + int64(4) * (batch * stride_a + offset)
             for e in unroll(B_STEPS_E):
-                at = min(int64(uint32(tile_column + b_e + uint32(e * B_E_STEP))), last_column)
+                column_read = uint32(tile_column + b_e + uint32(e * B_E_STEP))
+                if column_read >= column_end:
+                    column_read = uint32(column_read % column_end)
+                at = int64(column_read)
                 offset = at + b_begin * ldb if B_DIRECT else at * ldb + b_begin
                 b_source[e] = global_address(B) + int64(4) * (batch * stride_b + offset)
 

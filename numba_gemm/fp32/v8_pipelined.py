@@ -9,21 +9,22 @@ Each k      6 LDS.128, 128 FMAs: 0.1875 values an FMA; two wavefronts each, sinc
 Each stage  one barrier; 4 16-byte copies of each operand for 2048 FMAs a thread.
 Split K     the k of some tiles is shared evenly by some blocks: of all tiles where they are few, or of the last wave's.
             Parts go to a workspace, and split_k_sum.py adds them up in order.
-Edges       rows and columns past C are copied from its last ones and never stored. The stages end with K, so only the
+Edges       rows and columns past C are copied from its first ones and never stored. The stages end with K, so only the
             first stage of a tile can be short, and is filled up with zeros: the main loop has no test.
 Bound by    the register file. It has two banks, one read a cycle each, and an FMA reads three registers unless a factor
             is still in the operand cache.
 
 An operand lies in shared memory as k rows. Where it does so in global memory, 16-byte copies go straight there. Where
-its k is contiguous (A row-major), `cp.async` could only transpose it 4 bytes at a time; aligned, it is loaded into
-registers 16 bytes at a time with the first steps of a stage and stored with the last.
+its k is contiguous (A row-major), `cp.async` transposes it 4 bytes at a time, which costs 3% of a large form's speed; a
+large factor is therefore turned once, in global memory, before the product. (A form can also load it into registers 16
+bytes at a time with the first steps of a stage and store it with the last; none that is shipped does.)
 
-Tried       (H200, 4096³, TFLOP/s, cuBLAS 50.1 in the same run; all of it before the serpentine order) A column-major,
-            so that all copies are of 16 bytes, 52.9; A row-major, transposed by 4-byte copies, 49.3; so too with tiles
-            of 128×256 for 256 threads 51.1; with 8×8 outputs a thread 50.5, in two stages instead of three 47.2; stages
-            of 8 k 48.7, of 32 k 48.3. Both factors 4 bytes at a time 44.2, and at 4095×4097×4099, where rows begin on
-            any word, 35.0. Sharing the last wave's tiles at 4096³ lost 2%: k is split only where more would be idle.
-            FMAs on registers alone, in the assembler's order, reach 55.9.
+Tried       (H200, 4096³, × cuBLAS of the same run) 8×8 outputs a thread in three stages, the last wave's tiles shared
+            by 264 blocks, 1.027, by 132 1.005, not shared 1.006. 16×8: A transposed by 4-byte copies 1.020, through
+            registers 0.998 in two stages, 1.019 in four; shared by 264 blocks 0.913, as their odd tiles run alone.
+            Tiles of 128×256 1.007, of 256×128 0.973; 8×16 outputs 0.977; 16 rows of tiles together 0.989.
+            4096×4096×4097 with A turned first 1.124, with A transposed by every tile 1.098.
+            FMAs on registers alone, in the assembler's order, reach 55.9 TFLOP/s.
             Not timed: A kept along k in shared memory, to read four steps at a time: the assembler hoists those loads
             and tears the order of the FMAs apart (three registers read by 26% of them, 10% in serpentine order).
 
@@ -53,10 +54,13 @@ from numba_gemm.spec import (
 
 #: Parts of the workspace begin at multiples of this many bytes.
 WORKSPACE_ALIGNMENT = 256
+#: Rows of a copied factor begin at multiples of so many elements: 128 bytes, a line of the L2. Otherwise each 128 bytes
+#: that a tile takes of a row lie in two lines.
+LINE = 32
 #: What of a config concerns only the launch.
 LAUNCH_KEYS = ("split_tiles", "split_blocks", "copied")
-#: Candidates that are worth timing are within this factor of the cheapest, by the model.
-WORTH_TIMING = 1.6
+#: Candidates that are worth timing are within this factor of the cheapest, by the model; and no more than so many.
+WORTH_TIMING, MOST_CANDIDATES = 1.3, 12
 
 
 def build(**config: int | str) -> Any:
@@ -78,9 +82,11 @@ def select(problem: Problem, sm_count: int, arch: tuple[int, int]) -> Config:
 
 
 def candidates(problem: Problem, sm_count: int, arch: tuple[int, int]) -> list[Config]:
-    """Forms worth timing for a problem, the likeliest first."""
+    """Forms worth timing for a problem, the likeliest first; for a vector one, as gemv is what takes it."""
+    if 1 in (problem.m, problem.n):
+        return [select(problem, sm_count, arch)]
     found = sorted(choices(problem, sm_count, arch), key=lambda choice: choice.cycles)
-    return [choice.config for choice in found if choice.cycles <= WORTH_TIMING * found[0].cycles]
+    return [choice.config for choice in found if choice.cycles <= WORTH_TIMING * found[0].cycles][:MOST_CANDIDATES]
 
 
 class _Workspace:
@@ -106,6 +112,7 @@ def plan(spec: KernelSpec, problem: Problem, config: Config) -> LaunchPlan:
         copies, p, begin = _copied(p, name, workspace)
         launches += copies
         moved[name] = begin
+    launches = repack.in_one(launches)
     main = len(launches)
 
     parameters = V8Parameters.of(config)
@@ -140,11 +147,13 @@ def plan(spec: KernelSpec, problem: Problem, config: Config) -> LaunchPlan:
             return (at.workspace + begin_parts, c, p.m, p.n, *scale, *split, stages)
 
         grid = (tiles - split_tiles + split_blocks, 1, count)
+        # Not overlapping its copies: blocks that came early would fill the SMs that the copies leave first, two and
+        # more on each, and leave others empty (1000x1001x1002 took 91 µs in place of 58 on an H200).
         launches.append(KernelLaunch(spec, form, grid, PARAMETERS[spec.abi], values))
         if per_block:
             grid = (split_tiles * split_k_sum.blocks_of_tile(reduce_form), 1, count)
             sums = split_k_sum.SPEC
-            launches.append(KernelLaunch(sums, reduce_form, grid, PARAMETERS[sums.abi], sum_values))
+            launches.append(KernelLaunch(sums, reduce_form, grid, PARAMETERS[sums.abi], sum_values, overlaps=True))
     whole = per_block and split_tiles == tiles
     return LaunchPlan(tuple(launches), workspace.size, per_block * parameters.block_k if whole else 0, main)
 
@@ -158,22 +167,15 @@ def _copied(problem: Problem, name: str, workspace: _Workspace) -> tuple[list[Ke
     else:
         extent, stride, apart, layout, offset = p.n, p.ldb, p.batch_stride_b, p.b_layout, p.b_offset
     across, along = (1, stride) if (layout == "column") == (name == "a") else (stride, 1)
-    target_stride = -(-extent // VECTOR) * VECTOR
+    padded = -(-extent // VECTOR) * VECTOR
+    target_stride = padded if extent <= LINE else -(-extent // LINE) * LINE
     matrices = p.batch if apart else 1
     begin = workspace.take(itemsize * matrices * p.k * target_stride)
     target_apart = p.k * target_stride if apart else 0
     target_strides = (target_apart, target_stride, 1)
-    made = repack.copies(itemsize, (matrices, p.k, extent), offset, (apart, along, across), 0, target_strides)
-    # The kernel reads whole groups of four: the last row (column) fills up the last one.
-    last = extent - 1
-    made += repack.copies(
-        itemsize,
-        (matrices, p.k, target_stride - extent),
-        offset + itemsize * last * across,
-        (apart, along, 0),
-        itemsize * extent,
-        target_strides,
-    )
+    # The kernel reads whole groups of four: zeros fill up the last one.
+    shape, strides = (matrices, p.k, extent), (apart, along, across)
+    made = repack.copies(itemsize, shape, offset, strides, 0, target_strides, filled=True)
 
     def launch(copy: repack.Copy) -> KernelLaunch:
         source, target, *rest = copy.values
@@ -217,6 +219,7 @@ SPEC = KernelSpec(
         "numba_gemm.fp32.v8_intrinsics",
         "numba_gemm.fp32.v8_sums",
         "numba_gemm.fp32.v8_parameters",
+        "numba_gemm.intrinsics.dependence",
     ),
     entry_name="v8",
     geometry_of=geometry,

@@ -14,6 +14,8 @@ Numba never emits a 16-byte global load by itself, a 16-byte shared access only 
 ``load_shared_at``, ``_v2_at``, ``_v4_at``  the same by 32-bit address; ``store_shared_at``, ``_v2_at``, ``_v4_at``
 ``cp_async_4``, ``_8``, ``_16``, …        global → shared without registers; with zero fill, a predicate, L2 hints
 ``cp_async_commit``, ``cp_async_wait``    its groups; ``cp_async_wait_all``
+``griddepcontrol_wait``, …                for launches that overlap (sm_90; nothing before);
+                                          ``griddepcontrol_launch_dependents``
 ``prefetch_l1``, ``prefetch_l2``          a hint that an address will be read
 ``float2_to_half2``, ``_to_bfloat2``      two floats rounded into one 32-bit register (``cvt.rn.f16x2.f32``, …)
 ========================================  ============================================================================
@@ -53,6 +55,7 @@ from numba_gemm.intrinsics.async_copy import (
     cp_async_wait_all,
 )
 from numba_gemm.intrinsics.conversion import float2_to_bfloat2, float2_to_half2
+from numba_gemm.intrinsics.dependence import griddepcontrol_launch_dependents, griddepcontrol_wait
 from numba_gemm.intrinsics.global_access import (
     load_global,
     load_global_first_v4,
@@ -104,6 +107,8 @@ __all__ = [
     "cp_async_wait_all",
     "float2_to_bfloat2",
     "float2_to_half2",
+    "griddepcontrol_launch_dependents",
+    "griddepcontrol_wait",
     "load_global",
     "load_global_first_v4",
     "load_global_keep_v4",

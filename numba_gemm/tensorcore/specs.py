@@ -19,12 +19,12 @@ from numba_gemm.spec import (
     batch_addresses,
     make_config,
 )
-from numba_gemm.tensorcore import t4, t4_choose
+from numba_gemm.tensorcore import t4, t4_choose, tma
 from numba_gemm.tensorcore.source import load_ptx, specialise
 
 HALF_DTYPES = ("float16", "bfloat16")
-_SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
-_LONG = {short: long for long, short in _SHORT.items()}
+SHORT_NAMES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
+LONG_NAMES = {short: long for long, short in SHORT_NAMES.items()}
 
 
 def _lesson_kernel(
@@ -77,17 +77,19 @@ def t4_parameters(config: Config) -> t4.T4Parameters:
     known = {field.name for field in fields(t4.T4Parameters)}
     values: dict[str, Any] = {key: value for key, value in config if key in known}
     for flag in ("aligned_a", "aligned_b", "split_k"):
-        values[flag] = bool(values[flag])
+        values[flag] = bool(values.get(flag, False))
     for key in ("dtype", "c_dtype"):
-        values[key] = _SHORT[values[key]]
+        values[key] = SHORT_NAMES[values[key]]
     return t4.T4Parameters(**values)
 
 
 def t4_config(parameters: t4.T4Parameters, splits: int = 1) -> Config:
     """The config of t4 with these parameters; ``splits`` is in it only if K is split."""
     values = {key: int(value) if isinstance(value, bool) else value for key, value in asdict(parameters).items()}
+    if not parameters.tma:  # as these configs are written in records that are older than the other ones
+        del values["copies"]
     for key in ("dtype", "c_dtype"):
-        values[key] = _LONG[str(values[key])]
+        values[key] = LONG_NAMES[str(values[key])]
     return make_config(**values, **({"splits": splits} if parameters.split_k else {}))
 
 
@@ -113,15 +115,25 @@ def _t4_select(problem: Problem, sm_count: int, arch: tuple[int, int]) -> Config
         problem.k,
         sm_count,
         compute_capability=arch,
-        dtype=_SHORT[problem.dtype],
-        c_dtype=_SHORT[problem.c_dtype],
+        dtype=SHORT_NAMES[problem.dtype],
+        c_dtype=SHORT_NAMES[problem.c_dtype],
         a_layout=problem.a_layout,
         b_layout=problem.b_layout,
         aligned_a=problem.misaligned("A", width) is None,
         aligned_b=problem.misaligned("B", width) is None,
         batch=problem.batch,
+        by_tma=tma.reads_both(problem),
     )
     return t4_config(parameters, splits)
+
+
+def _t4_refuses_form(problem: Problem, config: Config) -> str | None:
+    """Why a form whose tiles TMA copies can't take a problem; the other ones were chosen for its alignment."""
+    if dict(config).get("copies") != "tma":
+        return None
+    if problem.k == 0:
+        return "TMA has no map of an empty factor"
+    return tma.unreadable(problem, "A") or tma.unreadable(problem, "B")
 
 
 def _t4_plan(spec: KernelSpec, problem: Problem, config: Config) -> LaunchPlan:
@@ -149,10 +161,18 @@ def _t4_launches(
     strides = (p.batch_stride_a, p.batch_stride_b, p.batch_stride_c)
 
     def values(at: Addresses) -> tuple[Any, ...]:
-        return (*batch_addresses(p, at, first), *scalars, *strides)
+        a, b, c = batch_addresses(p, at, first)
+        if not parameters.tma:
+            return (a, b, c, *scalars, *strides)
+        maps = (
+            tma.factor_map(p, "A", a, parameters.dtype, parameters.map_a_box, parameters.map_a_swizzle, count),
+            tma.factor_map(p, "B", b, parameters.dtype, parameters.map_b_box, parameters.map_b_swizzle, count),
+        )
+        return (*maps, a, b, c, *scalars, *strides)
 
+    abi = "t4_tma" if parameters.tma else "t4"
     if not parameters.split_k:
-        return (KernelLaunch(spec, form, (x, y, count), PARAMETERS["t4"], values),)
+        return (KernelLaunch(spec, form, (x, y, count), PARAMETERS[abi], values),)
     per_split = parameters.k_per_split(p.k, splits)
 
     def part_values(at: Addresses) -> tuple[Any, ...]:
@@ -166,13 +186,13 @@ def _t4_launches(
     reduce_blocks, _, _ = t4.reduce_grid(p.m, p.n, slices)
     reduce_config = make_config(dtype=p.c_dtype, slices=slices)
     return (
-        KernelLaunch(spec, form, (x, y, count), PARAMETERS["t4_split_k"], part_values),
+        KernelLaunch(spec, form, (x, y, count), PARAMETERS[f"{abi}_split_k"], part_values),
         KernelLaunch(REDUCE, reduce_config, (reduce_blocks, 1, count), PARAMETERS["splitk_reduce"], reduce_values),
     )
 
 
-def _reduce_build(dtype: str, slices: int) -> str:
-    return t4.render_reduce(_SHORT[dtype], slices)  # type: ignore[arg-type]
+def _reduce_build(dtype: str, slices: int, dependent: int = 0) -> str:
+    return t4.render_reduce(SHORT_NAMES[dtype], slices, dependent=bool(dependent))  # type: ignore[arg-type]
 
 
 REDUCE = KernelSpec(
@@ -187,7 +207,7 @@ REDUCE = KernelSpec(
     source="ptx",
     dtypes=("float32", *HALF_DTYPES),
     min_arch=(8, 0),
-    configs=tuple(make_config(dtype=dtype, slices=slices) for dtype in _LONG.values() for slices in (8, 1)),
+    configs=tuple(make_config(dtype=dtype, slices=slices) for dtype in LONG_NAMES.values() for slices in (8, 1)),
     abi="splitk_reduce",
     helpers=("numba_gemm.tensorcore.t4",),
     files=("splitk_reduce.ptx.j2",),
@@ -196,8 +216,8 @@ REDUCE = KernelSpec(
 
 
 def _t4_forms() -> list[Config]:
-    """The forms of the tile shapes that are shipped, for packed row-major matrices."""
-    shapes: list[dict[str, Any]] = list(t4_choose.FORMS)
+    """The forms of the tile shapes that are shipped, for packed row-major matrices; the largest first."""
+    shapes: list[dict[str, Any]] = [*t4_choose.FORMS[:3], *t4_choose.TMA_FORMS, *t4_choose.FORMS[3:]]
     return [
         t4_config(t4.T4Parameters(dtype=element, c_dtype=element, **shape))
         for element in ("f16", "bf16")
@@ -223,9 +243,10 @@ T4 = KernelSpec(
     abi="t4",
     batched=True,
     helpers=("numba_gemm.tensorcore.t4", "numba_gemm.tensorcore.t4_operand"),
-    files=("t4.ptx.j2", "t4_macros.ptx.j2", "t4_epilogue.ptx.j2"),
+    files=("t4.ptx.j2", "t4_tma.ptx.j2", "t4_macros.ptx.j2", "t4_epilogue.ptx.j2"),
     entry_name="t4",
     geometry_of=_t4_geometry,
     select=_t4_select,
     plan_of=_t4_plan,
+    refuses_form=_t4_refuses_form,
 )

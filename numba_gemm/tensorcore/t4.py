@@ -31,6 +31,9 @@ ADDRESS_REGISTERS = 28
 SHARED_LIMIT = {(8, 0): 163 * 1024, (8, 7): 163 * 1024, (9, 0): 227 * 1024, (10, 0): 227 * 1024}
 SMALLEST_SHARED_LIMIT = 99 * 1024
 
+#: The first compute capability that has TMA.
+TMA_SINCE = (9, 0)
+
 #: Threads of a block of ``splitk_reduce``: slices of the splits times lanes with four columns each.
 REDUCE_THREADS, REDUCE_SLICES = 256, 8
 #: Groups of four columns from which on, with few splits, a thread for each fills the GPU.
@@ -38,9 +41,12 @@ REDUCE_MANY = 32768
 
 
 class Event(NamedTuple):
-    """One entry of the schedule: an ``mma`` (m, n), an ``ldmatrix`` (operand, tile) or a ``copy``."""
+    """One entry of the schedule: an ``mma`` (m, n), an ``ldmatrix`` (operand, tile) or a ``copy``.
 
-    kind: Literal["mma", "ldmatrix", "copy"]
+    With TMA there are no copies: warps ``release`` a stage, and ``ask`` whether the next one is full.
+    """
+
+    kind: Literal["mma", "ldmatrix", "copy", "ask", "release"]
     m: int = 0
     n: int = 0
     operand: str = ""
@@ -63,6 +69,8 @@ class T4Parameters:
     split_k : write FP32 partial sums of ``k_per_split`` of K to the workspace.
     blocks : launch at most this many blocks (of each split), which then take tiles in turn, so that the first copies
         of one tile run while another is computed and stored; 0: a block for each tile. See :meth:`resident_blocks`.
+    copies : ``"async"``: every thread copies its pieces by ``cp.async``, on any GPU since 8.0. ``"tma"``: one thread
+        has whole tiles copied by the tensor memory accelerator, on GPUs since 9.0, for factors that are both aligned.
 
     Raises
     ------
@@ -84,6 +92,7 @@ class T4Parameters:
     aligned_b: bool = True
     split_k: bool = False
     blocks: int = 0
+    copies: Literal["async", "tma"] = "async"
 
     def __post_init__(self) -> None:
         for holds, constraint in self._constraints():
@@ -105,19 +114,24 @@ class T4Parameters:
             yield warp >= 16 and warp % 16 == 0, f"warp_{side} = {warp} is not a multiple of 16"
             yield block % warp == 0, f"block_{side} = {block} is not a multiple of warp_{side} = {warp}"
         yield self.warp_n % 32 == 0, f"warp_n = {self.warp_n} is not a multiple of 32"
-        yield self.threads in (64, 128, 256), f"{self.threads // 32} warps are not 2, 4 or 8"
+        yield self.warps in (2, 4, 8), f"{self.warps} warps are not 2, 4 or 8"
         for operand in self.operands:
             rows = operand.rows_per_copy
             depth = operand.extent if operand.k_contiguous else self.block_k
             whole = depth % rows == 0 and rows % 8 == 0
-            yield whole, f"{self.threads} threads don't divide a stage of {operand.matrix} evenly"
+            yield whole or self.tma, f"{self.threads} threads don't divide a stage of {operand.matrix} evenly"
+        yield self.copies in ("async", "tma"), f"copies = {self.copies!r} is neither 'async' nor 'tma'"
+        aligned = self.aligned_a and self.aligned_b
+        yield not self.tma or max(self.block_m, self.block_n) <= 256, "TMA copies boxes of at most 256 rows"
+        yield aligned or not self.tma, "TMA needs A and B on 16 bytes: use copies = 'async'"
         need = self.accumulators + self.fragment_registers + ADDRESS_REGISTERS
         yield (
             need <= 255,
             f"{self.warp_m}x{self.warp_n} warp tiles need {need} registers a thread, and there are 255",
         )
-        strips = self.threads // 32 * 16 * self.epilogue_columns * 4
-        yield strips <= self.stage_bytes, f"the epilogue's {strips} bytes exceed a stage of {self.stage_bytes}"
+        strips = self.warps * 16 * self.epilogue_columns * 4
+        room = strips if self.tma else self.stage_bytes
+        yield strips <= room, f"the epilogue's {strips} bytes exceed a stage of {self.stage_bytes}"
         largest = max(SHARED_LIMIT.values())
         yield (
             self.dynamic_shared_bytes <= largest,
@@ -132,6 +146,7 @@ class T4Parameters:
         flags = "" if self.aligned_a and self.aligned_b else f" aligned {self.aligned_a:d}{self.aligned_b:d}"
         flags += " split-k" if self.split_k else ""
         flags += f" {self.blocks} blocks" if self.blocks else ""
+        flags += " tma" if self.tma else ""
         return (
             f"{self.block_m}x{self.block_n}x{self.block_k} {self.warp_m}x{self.warp_n} s{self.stages} g{self.group_m} "
             f"{self.dtype}->{self.c_dtype} {self.a_layout}/{self.b_layout}{flags}"
@@ -146,9 +161,17 @@ class T4Parameters:
         return self.block_n // self.warp_n
 
     @property
+    def warps(self) -> int:
+        return self.warps_m * self.warps_n
+
+    @property
+    def tma(self) -> bool:
+        return self.copies == "tma"
+
+    @property
     def threads(self) -> int:
         """Threads in a block."""
-        return 32 * self.warps_m * self.warps_n
+        return 32 * self.warps
 
     @property
     def tiles_m(self) -> int:
@@ -182,7 +205,7 @@ class T4Parameters:
         It has a pointer for each copy of an operand whose k is contiguous.
         """
         pointers = 0
-        if self.aligned_a and self.aligned_b:
+        if self.aligned_a and self.aligned_b and not self.tma:
             pointers = sum(2 * len(operand.copies) for operand in self.operands if operand.k_contiguous)
         return self.accumulators + self.fragment_registers + pointers + ADDRESS_REGISTERS
 
@@ -213,22 +236,58 @@ class T4Parameters:
 
     @property
     def epilogue_columns(self) -> int:
-        """Columns of the 16-row strips in which a warp's accumulators pass through the last stage of the ring."""
-        wide = self.warp_n % 64 == 0 and self.threads // 32 * 16 * 64 * 4 <= self.stage_bytes
-        return 64 if wide else 32
+        """Columns of the 16-row strips in which a warp's accumulators pass through shared memory.
+
+        The strips lie in the last stage of the ring, or behind it where TMA fills the ring for the next tile meanwhile.
+        """
+        if self.tma:
+            room = max(SHARED_LIMIT.values()) - self.stages * self.stage_bytes - 16 * self.stages
+        else:
+            room = self.stage_bytes
+        return 64 if self.warp_n % 64 == 0 and self.warps * 16 * 64 * 4 <= room else 32
 
     @property
     def epilogue_strips(self) -> int:
         """Strips of FP32 for each warp: two take turns if the stage has room, else one."""
-        return 2 if self.threads // 32 * 2 * 16 * self.epilogue_columns * 4 <= self.stage_bytes else 1
+        return 2 if not self.tma and self.warps * 2 * 16 * self.epilogue_columns * 4 <= self.stage_bytes else 1
+
+    @property
+    def strips_offset(self) -> int:
+        """Where in shared memory the strips begin."""
+        return (self.stages if self.tma else self.stages - 1) * self.stage_bytes
+
+    @property
+    def barriers_offset(self) -> int:
+        """Where in shared memory the mbarriers begin: a full and then an empty one for each stage."""
+        return self.strips_offset + self.warps * self.epilogue_strips * 16 * self.epilogue_columns * 4
 
     @property
     def dynamic_shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: the ring, whose last stage the epilogue uses too."""
-        return self.stages * self.stage_bytes
+        """Dynamic shared memory of a block: the ring, whose last stage the epilogue uses too unless TMA fills it."""
+        return self.barriers_offset + 16 * self.stages if self.tma else self.stages * self.stage_bytes
+
+    @property
+    def map_a_box(self) -> tuple[int, int, int]:
+        """Elements of A that one TMA copy brings, innermost dimension first; the map's last dimension is the batch."""
+        return self.operands[0].box
+
+    @property
+    def map_b_box(self) -> tuple[int, int, int]:
+        return self.operands[1].box
+
+    @property
+    def map_a_swizzle(self) -> str:
+        """How the 16-byte pieces of a box lie in shared memory."""
+        return self.operands[0].swizzle
+
+    @property
+    def map_b_swizzle(self) -> str:
+        return self.operands[1].swizzle
 
     def fits(self, compute_capability: tuple[int, int]) -> bool:
-        """Whether a GPU of this compute capability has the shared memory."""
+        """Whether a GPU of this compute capability has the shared memory, and what copies the tiles."""
+        if self.tma and compute_capability < TMA_SINCE:
+            return False
         return self.dynamic_shared_bytes <= SHARED_LIMIT.get(compute_capability, SMALLEST_SHARED_LIMIT)
 
     def blocks_per_sm(self, compute_capability: tuple[int, int]) -> int:
@@ -279,13 +338,18 @@ class T4Parameters:
 
     # --- schedule
 
+    @property
+    def fill_step(self) -> int:
+        """The 16-step after which the first warp has the next k-block copied; of four, the third is the fastest."""
+        return self.steps - 2
+
     def copy_plan(self) -> list[list[Copy]]:
         """The copies of one k-block by the 16-step during which they start.
 
         The stage is free from the barrier in the last step on, so the last step has the first share, and steps 0,
         1, … of the next k-block have the others.
         """
-        copies = [copy for operand in self.operands for copy in operand.copies]
+        copies = [copy for operand in self.operands for copy in operand.copies if not self.tma]
         share = -(-len(copies) // self.steps)
         parts = [copies[i * share : (i + 1) * share] for i in range(self.steps)]
         return parts[1:] + parts[:1]
@@ -310,6 +374,12 @@ class T4Parameters:
             before[count * i // (2 * len(loads))].append(load)
         for i, start in enumerate(copies):
             before[min(count - 1, int(count * (0.55 + 0.4 * i / max(1, len(copies) - 1))))].append(start)
+        if self.tma:
+            # Both behind the loads, which the assembler doesn't move across them.
+            if step == self.steps - 1:
+                before[count // 2].append(Event("release"))
+            elif step == self.steps - 2:
+                before[count // 2].append(Event("ask"))
         return [event for i, mma in enumerate(mmas) for event in (*before[i], mma)]
 
     def render(self) -> str:
@@ -350,18 +420,24 @@ def _tidy(text: str) -> str:
 def render(parameters: T4Parameters) -> str:
     """The PTX text of one form of t4; its entry is ``t4``."""
     a, b = parameters.operands  # the number of blocks doesn't appear in the text
-    text = _templates().get_template("t4.ptx.j2").render(p=parameters, a=a, b=b, plan=parameters.copy_plan())
+    template = _templates().get_template("t4_tma.ptx.j2" if parameters.tma else "t4.ptx.j2")
+    text = template.render(p=parameters, a=a, b=b, plan=parameters.copy_plan())
     return _tidy(text)
 
 
 @functools.lru_cache(maxsize=8)
-def render_reduce(c_dtype: OutputElement, slices: int = REDUCE_SLICES) -> str:
-    """The PTX text of ``splitk_reduce`` for one type of C; see :func:`reduce_slices`."""
+def render_reduce(c_dtype: OutputElement, slices: int = REDUCE_SLICES, *, dependent: bool = False) -> str:
+    """The PTX text of ``splitk_reduce`` for one type of C; see :func:`reduce_slices`.
+
+    ``dependent``: for sm_90, where it may be launched while the kernel before it still runs, and waits for that one.
+    """
     if c_dtype not in ("f16", "bf16", "f32"):
         raise KernelConstraintError(f"splitk_reduce: c_dtype {c_dtype!r} is not 'f16', 'bf16' or 'f32'")
     template = _templates().get_template("splitk_reduce.ptx.j2")
     lanes = REDUCE_THREADS // slices
-    return _tidy(template.render(c_dtype=c_dtype, lanes=lanes, slices=slices, threads=REDUCE_THREADS))
+    return _tidy(
+        template.render(c_dtype=c_dtype, lanes=lanes, slices=slices, threads=REDUCE_THREADS, dependent=dependent)
+    )
 
 
 def reduce_slices(m: int, n: int, splits: int) -> int:

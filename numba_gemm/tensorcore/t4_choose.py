@@ -5,23 +5,27 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from numba_gemm.tensorcore.t4 import REDUCE_SLICES, T4Parameters, check_depth
+from numba_gemm.tensorcore.t4 import REDUCE_SLICES, TMA_SINCE, T4Parameters, check_depth
 
 
 class Form(NamedTuple):
     """A tile shape that is shipped, and what it costs.
 
     ``cycles`` are those of an SM for each ``mma`` of one of its four tensor cores (6.03 is the least), with one block
-    on the SM, with two, and so on; ``tile_cycles`` the start and the end of a tile.
+    on the SM, with two, and so on; ``tile_cycles`` the start and the end of a tile; ``first_cycles`` what more of them
+    the first tile takes, where those of other tiles run beside the arithmetic.
     """
 
-    shape: dict[str, int]
+    shape: dict[str, Any]
     cycles: tuple[float, ...]
     tile_cycles: int
+    first_cycles: int = 0
+
+
+_NAMES = ("block_m", "block_n", "block_k", "warp_m", "warp_n", "stages", "group_m")
 
 
 def _forms() -> tuple[Form, ...]:
-    names = ("block_m", "block_n", "block_k", "warp_m", "warp_n", "stages", "group_m")
     rows = (
         ((128, 256, 64, 64, 64, 4, 8), (6.45,), 4740),
         ((256, 128, 64, 64, 64, 4, 8), (6.49,), 5310),
@@ -34,14 +38,27 @@ def _forms() -> tuple[Form, ...]:
         ((64, 64, 64, 32, 32, 4, 8), (16.5, 12.2, 12.05), 1080),
         ((64, 64, 64, 32, 32, 6, 8), (13.9, 12.0), 1960),
     )
-    return tuple(Form(dict(zip(names, row, strict=True)), cycles, tile) for row, cycles, tile in rows)
+    return tuple(Form(dict(zip(_NAMES, row, strict=True)), cycles, tile) for row, cycles, tile in rows)
+
+
+def _tma_forms() -> tuple[Form, ...]:
+    # The second wasn't measured as it is now, and before that was level with the first, to which it gives way.
+    rows = (((128, 256, 64, 64, 64, 4, 8), 1200), ((256, 128, 64, 64, 64, 4, 8), 1201))
+    return tuple(
+        Form({**dict(zip(_NAMES, row, strict=True)), "copies": "tma"}, (6.39,), tile, 3600) for row, tile in rows
+    )
 
 
 #: Tile shapes in the order of their speed on large products. The costs were fitted to times on an H200, BF16,
 #: row-major, which ``tests/data/h200_t4_forms.json`` has: from 256 to 4096 cubed, deep and flat products.
 RATED_FORMS = _forms()
+#: Those whose tiles TMA copies. Their costs are those of 4096 cubed (6.76 cycles an ``mma``, all included), where the
+#: H200 takes 6.96 for the first of the others; a single tile of an SM is taken to cost what it does there. Smaller
+#: tiles by TMA stay far behind: at 4096 cubed 128×128 comes to 447 TFLOP/s, and 64×256 to 398, where this comes to 491.
+RATED_TMA_FORMS = _tma_forms()
 #: The same, as keyword arguments of :class:`T4Parameters`.
 FORMS = tuple(form.shape for form in RATED_FORMS)
+TMA_FORMS = tuple(form.shape for form in RATED_TMA_FORMS)
 
 #: Of the cost model, in SM clock cycles: a launch, and the reduction behind split-K.
 LAUNCH_CYCLES, REDUCE_CYCLES = 3000, 3000
@@ -66,6 +83,7 @@ def choose_form(
     *,
     compute_capability: tuple[int, int] | None = None,
     batch: int = 1,
+    by_tma: bool = False,
     **parameters: Any,
 ) -> tuple[T4Parameters, int]:
     """The form for a product on a GPU, and the number of splits of K, by a cost model.
@@ -78,7 +96,8 @@ def choose_form(
     ----------
     compute_capability : of the GPU. Not known: only forms whose shared memory any GPU has, and a block for each tile.
     batch : products of this shape that are carried out together; their tiles count like those of one.
-    parameters : fields of :class:`T4Parameters` other than the shape: types, layouts, alignment.
+    by_tma : whether TMA can read both factors as they lie; see :func:`numba_gemm.tensorcore.tma.reads_both`.
+    parameters : fields of :class:`T4Parameters` other than the shape: types, layouts, alignment for ``cp.async``.
 
     Raises
     ------
@@ -87,8 +106,10 @@ def choose_form(
     check_depth(k)
     best: tuple[float, T4Parameters, int] | None = None
     capability = compute_capability or (0, 0)
-    for rated in RATED_FORMS:
-        values: dict[str, Any] = {**rated.shape, **parameters}
+    for rated in _rated(by_tma and capability >= TMA_SINCE, **parameters):
+        values: dict[str, Any] = {**parameters, **rated.shape}
+        if "copies" in rated.shape:
+            values |= {"aligned_a": True, "aligned_b": True}
         form = T4Parameters(**values)
         if not form.fits(capability) or form.registers > 255:
             continue
@@ -103,6 +124,18 @@ def choose_form(
     if compute_capability is None:
         return form, splits
     return replace(form, blocks=form.resident_blocks(sm_count, compute_capability, splits * batch)), splits
+
+
+def _rated(by_tma: bool, aligned_a: bool = True, aligned_b: bool = True, **_: Any) -> tuple[Form, ...]:
+    """The forms that are compared. TMA can read what ``cp.async`` can't, if only K or N isn't a multiple of 8.
+
+    Then it copies tiles of all shapes. By TMA the smaller ones cost about what they cost otherwise.
+    """
+    if not by_tma:
+        return RATED_FORMS
+    if aligned_a and aligned_b:
+        return RATED_TMA_FORMS + RATED_FORMS
+    return RATED_TMA_FORMS + tuple(form._replace(shape={**form.shape, "copies": "tma"}) for form in RATED_FORMS[2:])
 
 
 def _split_counts(form: T4Parameters, m: int, n: int, k: int, batch: int, sm_count: int) -> set[int]:
@@ -138,6 +171,7 @@ def _cost(
 
     rest = per_sm % together
     busy = cycles(per_sm - rest, together) + cycles(rest, rest) - (-per_sm // together) * rated.tile_cycles
+    busy += rated.first_cycles
     inputs = 2 * batch * (m + n) * k / (sm_count * INPUT_BYTES_PER_CYCLE)
     cost = LAUNCH_CYCLES + (busy**4 + inputs**4) ** 0.25
     if splits > 1:

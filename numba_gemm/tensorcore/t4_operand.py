@@ -87,6 +87,21 @@ class Operand:
         return found
 
     @property
+    def box(self) -> tuple[int, int, int]:
+        """Elements of a box that TMA copies, innermost first: all rows of the tile, or one panel."""
+        return (self.block_k, self.extent, 1) if self.k_contiguous else (PANEL, self.block_k, 1)
+
+    @property
+    def boxes(self) -> int:
+        """Boxes in a stage."""
+        return 1 if self.k_contiguous else self.extent // PANEL
+
+    @property
+    def swizzle(self) -> str:
+        """TMA's name for the order of pieces in which fragments are read."""
+        return f"{self.row_bytes}B"
+
+    @property
     def read_bases(self) -> int:
         """Addresses that ``ldmatrix`` needs: one per 16-step of k, or one per 16 columns within a panel."""
         return self.block_k // 16 if self.k_contiguous else min(4, self.warp_extent // 16)

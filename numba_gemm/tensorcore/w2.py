@@ -106,6 +106,8 @@ class W2Parameters:
     group : rows of tiles that are walked together, column by column, so that CTAs that run together share L2.
     store : ``"tma"``: C goes by tensor map; ``"elements"``: any address and leading dimension.
     split_k : write FP32 partial sums to the workspace.
+    keep : ``"a"`` or ``"b"``: ask L2 to keep that operand's lines longest and to drop the other one's first; ``""``:
+        treat both alike.
 
     Raises
     ------
@@ -128,6 +130,7 @@ class W2Parameters:
     group: int = 8
     store: Literal["tma", "elements"] = "tma"
     split_k: bool = False
+    keep: Literal["", "a", "b"] = ""
 
     def __post_init__(self) -> None:
         self.check()
@@ -153,6 +156,7 @@ class W2Parameters:
         widths = (8, 16, 32, 64, 128, 192, 256)
         yield self.block_n in widths, f"block_n = {self.block_n} is not one of {', '.join(map(str, widths))}"
         yield 2 <= self.stages <= 16, f"stages = {self.stages} is not in 2 … 16"
+        yield self.keep in ("", "a", "b"), f"keep {self.keep!r} is neither 'a' nor 'b' nor ''"
         yield self.group >= 1, f"group = {self.group} is below 1"
         sizes = (self.cluster_m, self.cluster_n)
         yield sizes in ((1, 1), (2, 1), (1, 2)), f"clusters of {sizes[0]}x{sizes[1]} are not 1x1, 2x1 or 1x2"
@@ -183,6 +187,7 @@ class W2Parameters:
             f"{self.block_m}x{self.block_n}x{self.block_k} s{self.stages} {self.schedule} of {self.consumers} "
             f"{self.cluster_m}x{self.cluster_n} g{self.group} {self.dtype}->{self.c_dtype} "
             f"{self.a_layout}/{self.b_layout}/{self.c_layout} {self.store}{' split-k' if self.split_k else ''}"
+            f"{f' keeps {self.keep}' if self.keep else ''}"
         )
 
     @property

@@ -104,6 +104,16 @@ def test_the_rank_of_an_address():
     np.testing.assert_array_equal(exchange(read=read), np.array([[1], [0], [1], [0]]) + np.zeros((1, 64)))
 
 
+def test_a_block_s_own_addresses_have_its_rank():
+    offset = exchange(read="mov.u32 %x, %smem;", directives="")[0, 0]
+    ranks = np.repeat([[0], [1], [0], [1]], 64, axis=1)
+    own = (ranks << 24) + offset
+    np.testing.assert_array_equal(exchange(read="mov.u32 %x, %smem;"), own)
+    mapped = "mapa.shared::cluster.u32 %x, %smem, %rank;"
+    np.testing.assert_array_equal(exchange(read=mapped), own)
+    np.testing.assert_array_equal(exchange(read="getctarank.shared::cluster.u32 %x, %smem;"), ranks)
+
+
 @pytest.mark.parametrize(
     ("options", "kind"),
     [
@@ -117,6 +127,7 @@ def test_the_rank_of_an_address():
         ({"read": READ.replace("%other;", "2;")}, emulator.InvalidOperand),
         ({"read": "add.u32 %far, %at, 0x5000000; ld.shared::cluster.u32 %x, [%far];"}, emulator.OutOfBounds),
         ({"read": READ.replace("ld.shared::cluster", "ld.shared")}, emulator.OutOfBounds),
+        ({"read": "and.b32 %far, %at, 0xFFFFFF; ld.shared.u32 %x, [%far];"}, emulator.OutOfBounds),
         ({"second": "setp.eq.u32 %first, %rank, 0; @%first bra SKIP; " + BOTH + " SKIP: bar.sync 0;"},
          (emulator.EarlyExit, emulator.Deadlock)),
     ],

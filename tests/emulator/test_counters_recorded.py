@@ -53,6 +53,8 @@ def test_the_record_is_of_an_h200_and_of_every_form():
     assert "H200" in record()["environment"]["gpu"]
     jobs = [Job.parse(launch["job"]) for launch in launches()]
     for spec in map(get_spec, kernels_for("float32")):
+        if spec.select is not None:  # v8 makes a form for each problem
+            continue
         row_major = {config for config in spec.configs if "column" not in dict(config).values()}
         assert {job.config for job in jobs if job.kernel == spec.name} == row_major
     assert any(job.m % 4 and job.k % 2 for job in jobs)

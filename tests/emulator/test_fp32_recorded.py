@@ -22,6 +22,8 @@ from numba_gemm.catalog import LADDER, kernels_for  # noqa: E402
 from numba_gemm.emulate import multiply_emulated  # noqa: E402
 
 RECORD = TESTS / "data" / "h200_fp32.json"
+#: The rungs with a fixed list of forms; v8's form, and with it the order of its sums, depends on the GPU's SMs.
+KERNELS = [name for name in kernels_for("float32") if LADDER[name].select is None]
 
 needs_record = pytest.mark.skipif(
     not RECORD.exists(), reason=f"no record {RECORD.name}: run tests/gpu/record_fp32.py on an H200"
@@ -38,7 +40,8 @@ def test_the_record_is_of_an_h200_and_of_these_cases(record):
     assert "H200" in record["environment"]["gpu"]
     assert record["seed"] == SEED
     assert record["mismatches"] == []
-    for kernel in kernels_for("float32"):
+    assert list(record["sha256"]) == KERNELS
+    for kernel in KERNELS:
         assert list(record["sha256"][kernel]) == [str(case) for case in cases(kernel)]
         entries = {row["entry"] for row in record["sha256"][kernel].values()}
         row_major = [config for config in LADDER[kernel].configs if "column" not in dict(config).values()]
@@ -46,7 +49,7 @@ def test_the_record_is_of_an_h200_and_of_these_cases(record):
 
 
 @needs_record
-@pytest.mark.parametrize("kernel", kernels_for("float32"))
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_the_gpu_s_bits(record, kernel):
     change = canonical if record["nan"] == "canonical" else lambda bits: bits
     wrong = []
@@ -65,7 +68,7 @@ def test_the_gpu_s_bits(record, kernel):
 # --- the inputs, on which the record rests
 
 
-@pytest.mark.parametrize("kernel", kernels_for("float32"))
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_the_cases_cover_every_layout_form_and_edge(kernel):
     every = list(cases(kernel))
     assert len({str(case) for case in every}) == len(every)

@@ -14,10 +14,10 @@ from numba_gemm.compile import compile_kernel
 from numba_gemm.emulator import Machine, SharedMemoryRace
 from numba_gemm.fp32 import repack
 from numba_gemm.fp32.repack import TILE, copies, form
-from numba_gemm.spec import MAX_GRID_Z
+from numba_gemm.spec import MAX_GRID_Z, describe_config
 
 ARCHS = [(8, 0), (9, 0), (12, 0)]
-FORMS = [(size, config) for size, spec in repack.SPECS.items() for config in spec.configs]
+FORMS = [(spec, config) for specs in (repack.SPECS, repack.PAIRS) for spec in specs.values() for config in spec.configs]
 UNTOUCHED = 0xABCD
 
 
@@ -76,6 +76,86 @@ def test_every_view_is_copied_and_nothing_else_is_written(view, dtype):
         np.testing.assert_array_equal(target[..., : full[-1]], source, f"{full} {pad}")
         assert len(made) == 1
         assert (target[..., full[-1] :] == UNTOUCHED).all()
+
+
+def launch(machine, copy):
+    text = compile_kernel(copy.spec, copy.config, (9, 0)).ptx
+    return machine.launch(text, copy.grid, copy.threads, PARAMETERS[copy.spec.abi].pack(*copy.values), overlaps=True)
+
+
+def filling(machine, source):
+    """A copy into rows that are filled up, and what reads its target: all of it, whose rest must be zeros."""
+    size = source.itemsize
+    padded = -(-source.shape[-1] * size // 32) * 32 // size  # more than the 16 bytes that are filled
+    target = machine.alloc(int(np.prod(source.shape[:-1])) * padded * size)
+    strides = [stride // size for stride in source.strides]
+    (copy,) = copies(
+        size,
+        source.shape,
+        place(machine, source)[1],
+        strides,
+        target,
+        (padded * source.shape[-2], padded, 1),
+        filled=True,
+    )
+
+    def check():
+        filled = -(-source.shape[-1] * size // 16) * 16 // size
+        shape, steps = (*source.shape[:-1], filled), (padded * source.shape[-2] * size, padded * size, size)
+        found, known = machine.memory.strided(target, source.dtype, shape, steps)
+        np.testing.assert_array_equal(found[..., : source.shape[-1]], source)
+        assert (found[..., source.shape[-1] :] == 0).all()
+        assert known.all()
+        if padded > filled:  # nothing is written past the 16 bytes
+            rest = (*shape[:-1], padded - filled)
+            assert not machine.memory.strided(target + filled * size, source.dtype, rest, steps)[1].any()
+
+    return copy, check
+
+
+@pytest.mark.parametrize("dtype", ["u2", "u4"])
+@pytest.mark.parametrize("view", ["packed", "padded", "odd", "transposed", "reversed", "a row for all"])
+def test_rows_are_filled_up_with_zeros(view, dtype):
+    for columns in (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 67, 255, 257):
+        machine = Machine("sm_90")
+        copy, check = filling(machine, VIEWS[view]((2, 19, columns), dtype))
+        launch(machine, copy)
+        check()
+
+
+def test_odd_rows_are_read_by_words():
+    machine = Machine("sm_90")
+    source = numbers((64, 1001), "u2")
+    copy, check = filling(machine, source[None])
+    assert dict(copy.config).get("by_words")
+    counters = launch(machine, copy).counters
+    check()
+    assert counters.global_store_sectors == 64 * 1008 * 2 // 32
+    # a warp's eight groups of 16 bytes a lane: five words each, and the two ends of rows
+    assert counters.global_load_sectors <= 5.5 * source.nbytes / 32
+
+
+@pytest.mark.parametrize(
+    ("dtype", "views"), [("u2", ("odd", "packed")), ("u4", ("transposed", "odd")), ("u4", ("odd", "transposed"))]
+)
+def test_two_copies_take_one_launch(dtype, views):
+    shapes = ((3, 70, 67), (1, 19, 300))
+    for first, second in (shapes, shapes[::-1]):
+        machine = Machine("sm_90")
+        made = [filling(machine, VIEWS[view](shape, dtype)) for view, shape in zip(views, (first, second), strict=True)]
+        both = repack.paired(made[0][0], made[1][0])
+        assert both.grid == (sum(copy.grid[0] for copy, _ in made), 1, 3)
+        launch(machine, both)
+        for _, check in made:
+            check()
+
+
+def test_copies_of_another_kind_are_not_paired():
+    machine = Machine("sm_90")
+    halves, words = (filling(machine, numbers((1, 5, 6), dtype))[0] for dtype in ("u2", "u4"))
+    (plain,) = copies(2, (5, 6), 0, (6, 1), 1 << 20, (6, 1))
+    assert repack.paired(halves, words) is None
+    assert repack.paired(halves, plain) is None
 
 
 @pytest.mark.parametrize("dtype", ["u2", "u4"])
@@ -151,8 +231,8 @@ def test_the_barrier_closes_a_race(size):
 
 
 @pytest.mark.parametrize("arch", ARCHS, ids=str)
-@pytest.mark.parametrize(("size", "config"), FORMS, ids=str)
-def test_no_spills_and_full_occupancy(size, config, arch):
-    resources = compile_kernel(repack.SPECS[size], config, arch).resources
+@pytest.mark.parametrize(("spec", "config"), FORMS, ids=lambda x: getattr(x, "abi", None) or describe_config(x))
+def test_no_spills_and_full_occupancy(spec, config, arch):
+    resources = compile_kernel(spec, config, arch).resources
     assert not resources.uses_local_memory
     assert resources.registers <= 64  # four blocks an SM: 16 elements of 1024 threads in flight

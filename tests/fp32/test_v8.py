@@ -57,9 +57,11 @@ def run(
     copied="",
     misaligned="",
     shared="",
+    b_stored="",
 ):
     """One product by one form, held against float64. ``misaligned`` matrices begin on an odd word, with odd strides;
-    the factors in ``shared`` are the same for the whole batch. Returns the report and C."""
+    the factors in ``shared`` are the same for the whole batch; B lies as ``b_stored`` says if it is copied. Returns the
+    report and C."""
     rng = np.random.default_rng(m * 7 + n * 3 + k)
 
     def draw(*shape):
@@ -72,6 +74,8 @@ def run(
     layouts = {"a": p.a_layout, "b": p.b_layout, "c": "row"}
     if "a" in copied:
         layouts["a"] = "row"
+    if "b" in copied:
+        layouts["b"] = b_stored or "row"
     address, leading, apart = {}, {}, {}
     for name, matrix in values.items():
         length = matrix.shape[2] if layouts[name] == "row" else matrix.shape[1]
@@ -130,6 +134,14 @@ def test_shipped_forms(shape, odd):
     p = parameters_for(shape, Problem.packed(127, 127, 127) if odd else Problem.packed(128, 128, 128))
     m, n, k = p.block_m + 4, p.block_n - 4, 2 * p.block_k + 8
     run(p, m - odd, n - odd, k - odd, inputs="normal", misaligned="abc" if odd else "", alpha=1.5, beta=-1.0)
+
+
+def test_a_tile_past_the_edge_reads_different_columns():
+    """One element copied to all lanes takes as long as many: a tile with one column reads as much as any other."""
+    p = form(SMALL, a_width=1, b_width=1, c_width=1)
+    whole, _ = run(p, 64, 128, 64)
+    edge, _ = run(p, 64, 65, 64, misaligned="b")
+    assert edge.counters.global_load_sectors >= whole.counters.global_load_sectors
 
 
 @pytest.mark.parametrize("slices", [1, 2, 4])
@@ -201,6 +213,19 @@ def test_misaligned_factors_are_copied_first(copied, b_layout):
         run(p, 67, 61, 35, copied=copied, misaligned="abc", batch=batch, tiles=1, blocks=2)
 
 
+@pytest.mark.parametrize("copied", ["a", "b", "ab"])
+def test_aligned_factors_are_turned_first(copied):
+    """What large products get: k-contiguous factors as the tiles want them, here of several tiles and a shared one."""
+    p = form(
+        SMALL,
+        a_layout="column" if "a" in copied else "row",
+        b_layout="row",
+        parts=1 if "a" in copied else SMALL.parts,
+    )
+    run(p, 132, 72, 44, copied=copied, b_stored="column", inputs="normal", tiles=1, blocks=2)
+    run(p, 64, 68, 20, copied=copied, b_stored="column", batch=2, shared="b", beta=1.0)
+
+
 # --- the choice
 
 
@@ -226,24 +251,48 @@ def test_large_products_get_large_tiles_and_small_ones_small_tiles():
         return p.block_m * p.block_n
 
     assert tile(4096, 4096, 4096) == tile(16384, 16384, 16384) == 128 * 128
-    assert tile(1024, 1024, 1024) == 128 * 64
+    assert tile(1024, 1024, 1024) in (128 * 64, 64 * 64)  # as fast as each other
     assert tile(512, 512, 512) == 32 * 64
     assert tile(256, 256, 256) == 32 * 32
 
 
-def test_k_is_split_where_tiles_are_few_or_the_last_wave_nearly_empty():
-    assert chosen(128, 128, 65536).split_blocks >= 132
-    assert chosen(4096, 4096, 4096).split_blocks == 0
-    assert chosen(2047, 2049, 2051).split_blocks > 0
+def test_k_is_split_where_tiles_are_few_or_the_last_wave_is_not_full():
+    assert chosen(128, 128, 65536).split_blocks >= 128
+    assert chosen(2048, 2048, 2048).split_blocks == 0  # two waves, all but 3% of them full
+    assert chosen(4096, 4096, 4096).split_blocks > 132
+    assert chosen(4095, 4096, 4097).split_blocks > 0
 
 
-def test_misaligned_factors_of_large_products_are_copied():
+def test_every_sm_gets_as_many_tiles_and_shares_as_it_holds_blocks():
+    for shape, tiles in (((4096, 4096, 4097), 232), ((256, 14336, 4096), 224)):
+        choice = chosen(*shape)
+        assert (choice.split_tiles, choice.split_blocks) == (tiles, 264)
+        assert (choice.parameters.tiles(*shape[:2]) - choice.split_tiles) % 264 == 0
+
+
+@pytest.mark.parametrize(("extent", "stride"), [(4097, 4128), (4095, 4096), (4096, 4096), (31, 32), (5, 8)])
+def test_rows_of_copied_factors_begin_at_lines_of_the_l2(extent, stride):
+    problem = Problem.packed(extent, extent, 1000)
+    p = parameters_for(SHAPES[1], problem, "ab")
+    plan = SPEC.plan(problem, Choice(p, copied="ab").config)
+    main = plan.launches[-1].values(Addresses(0, 0, 0, 0))
+    assert (main[6], main[7]) == (stride, stride)
+    assert all(address % 256 == 0 for address in main[:2])
+    assert plan.workspace_bytes >= 2 * 4 * 1000 * stride
+
+
+def test_factors_of_large_products_are_copied_if_tiles_would_be_copied_by_words():
     assert chosen(4095, 4097, 4099).copied == "ab"
-    assert chosen(4096, 4096, 4096).copied == ""
+    assert chosen(8192, 8192, 8192).copied == "a"  # row-major: turned once, not by every tile
+    assert chosen(2048, 2048, 2048).copied == chosen(256, 256, 256).copied == ""
+    columns = replace(Problem.packed(8192, 8192, 8192), a_layout="column")
+    assert choose_form(columns, 132, (9, 0)).copied == ""
+    huge = Problem.packed(2**16, 2**12, 2**16)  # an aligned A of 16 GB is read as it lies
+    assert "a" not in choose_form(huge, 132, (9, 0)).copied
 
 
 def test_a_split_covers_every_stage_of_its_tiles():
-    for m, n, k in ((128, 128, 65536), (64, 64, 262144), (256, 512, 32768), (2047, 2049, 2051)):
+    for m, n, k in ((128, 128, 65536), (64, 64, 262144), (256, 512, 32768), (1332, 1316, 1567)):
         choice = chosen(m, n, k)
         stages = choice.parameters.stages_in(k)
         per_block = -(-choice.split_tiles * stages // choice.split_blocks)

@@ -118,7 +118,8 @@ def compile_ahead(kernels: list[str]) -> None:
     for kernel in kernels:
         for case in cases(kernel):
             problem, spec, config, _ = plan(kernel, case)
-            forms[(kernel, spec.plan(problem, config).launches[0].config, ARCH)] = None
+            launches = spec.plan(problem, config)
+            forms[(kernel, launches.launches[launches.main].config, ARCH)] = None
     for report in report_forms(list(forms), sass=False):
         if report.error:
             print(f"{report.kernel} {report.config}: {report.error}")

@@ -158,6 +158,16 @@ def test_every_tile_once(group):
     right(form(**ONE, **ELEMENTS, group=group, cluster_m=2), 64 * 4 + 1, 64 * 3, 8, blocks=4)
 
 
+@pytest.mark.parametrize("keep", ["a", "b"])
+def test_hints_change_nothing(keep):
+    """Advice to L2 names the other operand, and the product stays what it is."""
+    text = form(**SMALL, keep=keep, cluster_m=2).render()
+    for name in "ab":
+        advice = "kept" if name == keep else "streamed"
+        assert re.search(rf"L2::cache_hint .*%map_{name}, .*, %{advice};", text)
+    right(form(**SMALL, keep=keep, cluster_m=2), 264, 136, 136, exact=True)
+
+
 def test_the_same_bits_whoever_computes_a_tile():
     p = form("bf16", **SMALL)
     first, *others = (run(p, 300, 200, 264, blocks=blocks)[0] for blocks in (0, 1, 5))
@@ -194,6 +204,7 @@ def test_nothing_conflicts_in_shared_memory():
         ({"split_k": True}, "store='elements'"),
         ({"c_dtype": "f32"}, "store='elements'"),
         ({"group": 0}, "group = 0"),
+        ({"keep": "c"}, "keep 'c'"),
         ({"a_layout": "diagonal"}, "a_layout"),
     ],
 )  # fmt: skip
@@ -245,7 +256,8 @@ FULL_SIZE = [
     {"block_m": 192, "block_n": 192, "stages": 3, "consumers": 3},
     {"block_m": 64, "consumers": 1},
     {"block_n": 8, "stages": 8},
-    {"block_m": 64, "schedule": "pingpong", "cluster_m": 2},
+    {"block_m": 64, "schedule": "pingpong", "cluster_m": 2, "keep": "a"},
+    {"block_m": 64, "block_n": 128, "stages": 8, "schedule": "pingpong", "split_k": True, "store": "elements"},
     {"block_m": 128, "block_n": 128, "stages": 6, "schedule": "pingpong"},
 ]
 
@@ -272,6 +284,19 @@ def test_the_main_loop_is_short():
     assert opcodes.count("UTMALDG") == 5  # A, and four panels of B
     assert opcodes.count("UTMASTG") == 4
     assert "STL" not in opcodes
+
+
+@needs_ptxas
+@pytest.mark.skipif(find_tool("nvdisasm") is None, reason="nvdisasm is not installed")
+@pytest.mark.parametrize("schedule", ["cooperative", "pingpong"])
+def test_no_fence_of_all_memory_in_a_cluster_s_main_loop(schedule):
+    """`.release.cluster` on the arrival at the other CTA's barrier makes a MEMBAR of each one."""
+    text = form("bf16", block_m=128, block_n=128, stages=6, cluster_m=2, schedule=schedule).render()
+    slow = text.replace("mbarrier.arrive.shared::cluster.b64", "mbarrier.arrive.release.cluster.shared::cluster.b64")
+    for source, fences in ((text, False), (slow, True)):
+        opcodes = [one.opcode.split(".")[0] for one in disassemble(assembled(source)[0]).instructions]
+        products = [i for i, opcode in enumerate(opcodes) if opcode == "HGMMA"]
+        assert ("MEMBAR" in opcodes[products[0] : products[-1] + 40]) == fences
 
 
 # --- seeded faults
@@ -411,6 +436,18 @@ def test_faults_in_a_cluster(old, new, kind):
     p = W2Parameters(**SMALL, cluster_m=2)
     with pytest.raises(kind):
         run(p, 256, 136, 328, blocks=2, text=mutated(p.render(), old, new))
+
+
+def test_descriptors_without_the_rank():
+    """In a cluster bits 24 and up of an address are the CTA's rank, and must not reach the leading offset."""
+    p = form(block_m=128, block_n=128, stages=2, cluster_m=2)
+    text = p.render()
+    unmasked = re.sub(r"and\.b32 +%x, %x, 16383;", "", text)
+    assert unmasked != text
+    right(p, 256, 128, 72, exact=True)
+    # the second CTA's wgmma reads past the end of B's tile, where the next stage is
+    with pytest.raises(emulator.UnwaitedAsyncCopy, match=r"read of data .* by block \(1, 0, 0\).*wgmma"):
+        run(p, 256, 128, 72, exact=True, text=unmasked)
 
 
 @pytest.mark.parametrize(

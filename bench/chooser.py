@@ -1,0 +1,285 @@
+"""How good the library's choice of an FP32 kernel is: ``python bench/chooser.py``. Needs a GPU and torch.
+
+Draws shapes with log-uniform dimensions 1 … 8192, the same ones for the same seed. For each, every form of every kernel
+that the tuner would time (``numba_gemm.tune.candidates``) is checked against float64 and timed, interleaved with cuBLAS
+and with the form that the library picks by its model; tables of tuned kernels are left aside. Forms that take more than
+1.5 times the fastest at a first look aren't timed again. All forms are compiled before, side by side in processes.
+
+Writes ``bench/results/<gpu>/chooser.json``: each shape with the pick, its time, the fastest form and its time, and
+every form that was timed as [kernel, form, µs, rounds]; and the share of shapes whose pick is within 5% of the fastest,
+the worst, and the geometric mean. Prints that and the worst picks.
+
+    --shapes N    how many (default 200)
+    --seed S      of the shapes (default 1)
+    --rounds N    rounds of the second look (default 7)
+    --wide        time every form that v8's model knows within 3 times the cheapest, not only what the tuner would
+    --compile     compile what it needs for an H200, count it and end; needs no GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import math
+import random
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+if importlib.util.find_spec("numba_gemm") is None:
+    sys.path.insert(0, str(ROOT))
+
+from numba_gemm.choose import choose  # noqa: E402
+from numba_gemm.compile.ahead import compile_ahead  # noqa: E402
+from numba_gemm.errors import NumbaGemmError  # noqa: E402
+from numba_gemm.fp32 import v8_pipelined  # noqa: E402
+from numba_gemm.fp32.v8_choose import choices  # noqa: E402
+from numba_gemm.fp32.v8_parameters import V8Parameters  # noqa: E402
+from numba_gemm.problem import Problem  # noqa: E402
+from numba_gemm.spec import Config, KernelSpec, describe_config  # noqa: E402
+from numba_gemm.tune import Candidate, candidates  # noqa: E402
+
+LARGEST = 8192
+#: The best pick is one that is at most so much slower than the fastest form.
+CLOSE = 1.05
+#: Forms beyond this multiple of the fastest at the first look aren't timed again.
+HOPELESS = 1.5
+#: Rows of C that are checked, and the largest relative error (Frobenius norm) of FP32 sums up to K = 8192.
+CHECKED_ROWS, LARGEST_ERROR = 16, 1e-5
+#: With ``--wide``, forms of v8 are timed up to this multiple of the cheapest by the model, and no more than so many.
+WIDE, MOST_WIDE = 3.0, 40
+#: Picks beyond ``CLOSE`` that are printed, the worst first.
+PRINTED = 20
+H200 = ((9, 0), 132)
+
+
+def draw(count: int, seed: int) -> list[Problem]:
+    """Packed row-major problems with dimensions whose logarithms are uniform."""
+    rng = random.Random(seed)
+
+    def size() -> int:
+        return max(1, min(LARGEST, round(math.exp(rng.uniform(0, math.log(LARGEST))))))
+
+    return [Problem.packed(size(), size(), size()) for _ in range(count)]
+
+
+def contenders(problem: Problem, arch: tuple[int, int], sm_count: int, *, wide: bool) -> list[Candidate]:
+    """The model's pick first, then what the tuner would time beside it, then all that v8's model knows."""
+    pick = choose(problem, arch=arch, sm_count=sm_count)
+    found = [pick, *candidates(problem, arch=arch, sm_count=sm_count)]
+    if wide and 1 not in (problem.m, problem.n):
+        every = sorted(choices(problem, sm_count, arch), key=lambda choice: choice.cycles)
+        near = [choice for choice in every if choice.cycles <= WIDE * every[0].cycles]
+        found += [(v8_pipelined.SPEC, choice.config) for choice in near[:MOST_WIDE]]
+    return list(dict.fromkeys(found))
+
+
+def label(spec: KernelSpec, config: Config) -> str:
+    """A form in words."""
+    if spec.name != "v8":
+        return f"{spec.name} {describe_config(config)}".strip()
+    values = dict(config)
+    split = f" split {values['split_tiles']}/{values['split_blocks']}" if values["split_blocks"] else ""
+    copied = f" copied {values['copied']}" if values["copied"] else ""
+    return f"v8 {V8Parameters.of(config).label}{split}{copied}"
+
+
+def compile_all(problems: list[Problem], forms_of: list[list[Candidate]], arch: tuple[int, int]) -> None:
+    """Compile every form of every contender, and say how many there are."""
+    start = time.perf_counter()
+    forms = {
+        (one.spec, one.config)
+        for problem, found in zip(problems, forms_of, strict=True)
+        for spec, config in found
+        for one in spec.plan(problem, config).launches
+    }
+    new = compile_ahead(sorted(forms, key=lambda form: form[0].name, reverse=True), arch)
+    kinds = ", ".join(f"{name} {count}" for name, count in sorted(Counter(spec.name for spec, _ in forms).items()))
+    print(f"{len(forms)} forms ({kinds}), {new} of them compiled in {time.perf_counter() - start:.0f} s", flush=True)
+
+
+class Bench:
+    """Times contenders on matrices that are cut from one stretch of random numbers."""
+
+    def __init__(self, rounds: int) -> None:
+        import torch
+
+        from numba_gemm.benchmark.peers import find_peer
+        from numba_gemm.device.context import current_context
+
+        self.rounds = rounds
+        self.torch = torch
+        torch.manual_seed(1)
+        self.values = torch.randn(3 * 2**28, device="cuda")  # 3 GB, past the L2 for every shape
+        self.context = current_context()
+        self.peer, reason = find_peer("auto", "float32")
+        if self.peer is None:
+            raise SystemExit(f"cuBLAS is needed: {reason}")
+
+    def inputs(self, problem: Problem, sets: int) -> list[tuple[Any, Any, Any]]:
+        """A, B and C of each set; they begin at multiples of 256 bytes."""
+        m, n, k = problem.m, problem.n, problem.k
+        position, found = 0, []
+
+        def cut(rows: int, columns: int) -> Any:
+            nonlocal position
+            if position + rows * columns > self.values.numel():
+                position = 64
+            part = self.values[position : position + rows * columns].view(rows, columns)
+            position += -(-rows * columns // 64) * 64
+            return part
+
+        for _ in range(sets):
+            found.append((cut(m, k), cut(k, n), self.torch.empty(m, n, device="cuda")))
+        return found
+
+    def measure(self, problem: Problem, forms: list[Candidate]) -> dict[str, Any]:
+        """One row of the record."""
+        from numba_gemm.execute import prepare_form
+        from numba_gemm.timing import set_count, time_interleaved
+
+        torch, (m, n, k) = self.torch, (problem.m, problem.n, problem.k)
+        sets = set_count(problem.bytes_moved, self.context.device.l2_bytes, limit=12)
+        inputs = self.inputs(problem, sets)
+        rows = torch.unique(torch.linspace(0, m - 1, min(m, CHECKED_ROWS), device="cuda").long())
+        exact = inputs[0][0][rows].double() @ inputs[0][1].double()
+        stream = torch.cuda.current_stream().cuda_stream
+
+        def cublas(index: int, on: int) -> None:
+            a, b, c = inputs[index]
+            self.peer.gemm(a.data_ptr(), b.data_ptr(), c.data_ptr(), m, n, k, on)
+
+        works, names, failed = [cublas], ["cublas"], []
+        for spec, config in forms:
+            try:
+                prepared = prepare_form(problem, spec, config, self.context)
+            except NumbaGemmError as error:
+                failed.append(f"{label(spec, config)}: {str(error).splitlines()[0]}")
+                continue
+            room = torch.empty(max(1, prepared.workspace_bytes), dtype=torch.uint8, device="cuda")
+
+            def work(index: int, on: int, prepared: Any = prepared, room: Any = room) -> None:
+                a, b, c = inputs[index]
+                there = room.data_ptr() if prepared.workspace_bytes else 0
+                prepared.launch(a.data_ptr(), b.data_ptr(), c.data_ptr(), on, workspace=there)
+
+            c = inputs[0][2]
+            c.fill_(float("nan"))
+            work(0, stream)
+            error = ((c[rows].double() - exact).norm() / exact.norm().clamp_min(1e-30)).item()
+            # One element is checked on the scale of its terms, as it may be a small sum of large ones.
+            allowed = LARGEST_ERROR if exact.numel() > 4 else 1e-3
+            if not error < allowed or not bool(torch.isfinite(c).all()):
+                failed.append(f"{label(spec, config)}: error {error:.1e}")
+                continue
+            works.append(work)
+            names.append(label(spec, config))
+        torch.cuda.synchronize()
+        first = time_interleaved(works, sets=sets, rounds=1)
+        least = min((timing.us for timing in first[1:]), default=math.inf)
+        kept = [index for index in range(len(works)) if index < 2 or first[index].us <= HOPELESS * least]
+        second = time_interleaved([works[index] for index in kept], sets=sets, rounds=self.rounds)
+        times = {names[index]: timing.us for index, timing in zip(kept, second, strict=True)}
+        of_cublas = times.pop("cublas")
+        seen = {
+            name: [name.split()[0], name, round(timing.us, 3), 1] for name, timing in zip(names, first, strict=True)
+        }
+        seen |= {name: [name.split()[0], name, round(us, 3), self.rounds] for name, us in times.items()}
+        pick = label(*forms[0])
+        best = min(times, key=lambda name: times[name]) if times else ""
+        return {
+            "m": m,
+            "n": n,
+            "k": k,
+            "pick": pick,
+            "us": times.get(pick),
+            "best": best,
+            "best_us": times.get(best),
+            "ratio": times[pick] / times[best] if pick in times else None,
+            "cublas_us": of_cublas,
+            "tried": len(forms),
+            "failed": failed,
+            "times": [seen[name] for name in names[1:]],
+        }
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The share of picks that are close to the fastest, the worst, and means."""
+    right = [row for row in rows if row["ratio"] is not None]
+    worst = max(right, key=lambda row: row["ratio"])
+
+    def mean(ratios: list[float]) -> float:
+        return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+    return {
+        "shapes": len(rows),
+        "failed": sum(len(row["failed"]) for row in rows),
+        "within_5_percent": sum(row["ratio"] <= CLOSE for row in right) / len(rows),
+        "worst": worst["ratio"],
+        "worst_shape": [worst["m"], worst["n"], worst["k"]],
+        "geometric_mean": mean([row["ratio"] for row in right]),
+        "times_cublas": mean([row["cublas_us"] / row["us"] for row in right]),
+    }
+
+
+def print_worst(rows: list[dict[str, Any]]) -> None:
+    """The picks that aren't close, the worst first, two to a line each."""
+    far = [row for row in rows if row["failed"] or row["ratio"] is None or row["ratio"] > CLOSE]
+    far.sort(key=lambda row: -(row["ratio"] or math.inf))
+    for row in far[:PRINTED]:
+        shape = f"{row['m']}x{row['n']}x{row['k']}"
+        pick, best = (f"{row[us] or math.nan:.2f} {row[name]}" for us, name in (("us", "pick"), ("best_us", "best")))
+        print(f"{shape} {row['ratio'] or math.nan:.3f} | {pick} | {best}", *row["failed"][:1], sep=" | ")
+    if far[PRINTED:]:
+        print(f"and {len(far) - PRINTED} more")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--wide", action="store_true")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--output", type=Path, help="folder of the record (default: bench/results/<gpu>)")
+    parser.add_argument("--commit", help="of the checkout, where git can't tell")
+    args = parser.parse_args()
+    problems = draw(args.shapes, args.seed)
+    if args.compile:
+        compile_all(problems, [contenders(problem, *H200, wide=args.wide) for problem in problems], H200[0])
+        return 0
+
+    from numba_gemm.benchmark.record import SCHEMA, environment, slug
+
+    bench = Bench(args.rounds)
+    device = bench.context.device
+    arch, sm_count = device.compute_capability, device.sm_count
+    forms_of = [contenders(problem, arch, sm_count, wide=args.wide) for problem in problems]
+    compile_all(problems, forms_of, arch)
+    start = time.perf_counter()
+    rows = [bench.measure(problem, forms) for problem, forms in zip(problems, forms_of, strict=True)]
+    print_worst(rows)
+    found = summary(rows)
+    print(f"{len(rows)} shapes timed in {time.perf_counter() - start:.0f} s: {json.dumps(found)}")
+    record = {
+        "schema": SCHEMA,
+        "environment": environment(device, peer=bench.peer.version, commit=args.commit),
+        "seed": args.seed,
+        "summary": found,
+        "wide": args.wide,
+    }
+    path = (args.output or ROOT / "bench" / "results" / slug(device.name)) / "chooser.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = json.dumps(record, indent=1).removesuffix("\n}")
+    body = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    path.write_text(f'{head},\n "rows": [\n{body}\n]\n}}\n', encoding="utf-8")
+    print(f"written to {path}")
+    return 1 if found["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
