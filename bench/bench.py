@@ -11,7 +11,8 @@
     emulator                                  every kernel at one shape on the emulator, with its counters; needs no GPU
 
 Several names run one after the other, each in a process of its own, so that a fault in one leaves the others alone.
-A kernel or peer that fails is a row with its error, and the exit status is then 1.
+A kernel or peer that fails is a row with its error, and the exit status is then 1. A run on a GPU that is cut leaves
+the shapes that it finished in NAME.partial.json.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ def main() -> int:
     start = time.perf_counter()
     try:
         record = make_record(name, args)
+        partial(name, args, record).unlink(missing_ok=True)
     except NumbaGemmError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
@@ -83,6 +85,12 @@ def main() -> int:
         print(f"failed: {line}")
     print(f"{name}: {len(record.rows) + len(record.resources)} rows in {path}, {time.perf_counter() - start:.0f} s")
     return 1 if failed else 0
+
+
+def partial(name: str, args: argparse.Namespace, record: Record) -> Path:
+    """Where a run that isn't over keeps what it has, in case it is cut."""
+    folder: Path = args.results / slug(record.environment["gpu"] or "cpu")
+    return folder / f"{name}.partial.json"
 
 
 def run_each(names: list[str]) -> int:
@@ -136,7 +144,18 @@ def on_gpu(name: str, args: argparse.Namespace) -> Record:
     def show(task: Task, rows: list[Row]) -> None:
         print(render(shape_table(str(task), rows), 200), flush=True)
 
-    record = bench_gpu(tasks, peers=peers, rounds=args.rounds, commit=args.commit, on_task=show)
+    def keep(record: Record) -> None:
+        record.write(partial(name, args, record))
+
+    record = bench_gpu(
+        tasks,
+        peers=peers,
+        rounds=args.rounds,
+        commit=args.commit,
+        on_task=show,
+        on_record=keep,
+        compare=suite == "ladder",
+    )
     for dtype in dtypes:
         compared = [row for row in record.rows if row.suite == HALF_AGAINST_SINGLE and row.dtype == dtype]
         if compared:

@@ -373,3 +373,20 @@ def test_occupancy(arch, threads, registers, shared, blocks, limited_by):
     result = occupancy(arch, threads=threads, registers=registers, shared_bytes=shared)
     assert (result.blocks, result.limited_by) == (blocks, limited_by)
     assert result.warps == blocks * threads // 32
+
+
+def test_a_kernel_from_the_cache_is_there_without_numba(kernel_cache):
+    """A new process that finds its kernel on disk imports no compiler, though v8's helpers lie among intrinsics."""
+    program = (
+        "import sys\n"
+        "from numba_gemm.choose import choose\n"
+        "from numba_gemm.compile import compile_kernel\n"
+        "from numba_gemm.problem import Problem\n"
+        "problem = Problem.packed(256, 256, 256)\n"
+        "spec, config = choose(problem, arch=(9, 0), sm_count=132)\n"
+        "for launch in spec.plan(problem, config).launches:\n"
+        "    compile_kernel(launch.spec, launch.config, (9, 0))\n"
+        "print(spec.name, 'numba' in sys.modules)\n"
+    )
+    said = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True) for _ in "12"]
+    assert [done.stdout.split() for done in said] == [["v8", "True"], ["v8", "False"]]

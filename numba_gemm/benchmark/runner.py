@@ -385,6 +385,8 @@ def bench_gpu(
     on_step: Step = lambda _: None,
     on_start: Callable[[Any, Roof], None] = lambda *_: None,
     on_task: Callable[[Task, list[Row]], None] = lambda *_: None,
+    on_record: Callable[[Record], None] = lambda _: None,
+    compare: bool = True,
 ) -> Record:
     """A whole run on the current GPU.
 
@@ -399,6 +401,8 @@ def bench_gpu(
     commit : of the source, for the record; None asks git.
     on_start : called with the device and its roof before the first task.
     on_task : called with each task and its rows.
+    on_record : called after each task with the record so far.
+    compare : whether the peers are compared with each other, which takes long for large products in FP32.
     """
     from numba_gemm.device.context import current_context
 
@@ -431,7 +435,8 @@ def bench_gpu(
         )
         record.rows += rows
         on_task(task, rows)
-    single = peers.get("float32")
+        on_record(record)
+    single = peers.get("float32") if compare else None
     for shape, dtype in dict.fromkeys((task.shape, task.dtype) for task in tasks if task.dtype != "float32"):
         half = peers.get(dtype)
         if half is not None and single is not None:

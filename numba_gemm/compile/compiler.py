@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
-import importlib.util
 import os
 import re
 import threading
@@ -25,6 +24,7 @@ __all__ = ["CompiledKernel", "Resources", "arch_name", "compile_kernel", "kernel
 
 #: Modules whose source decides what PTX comes out, whatever the kernel.
 _COMPILER_SOURCES = ("numba_gemm.compile.numba_source", "numba_gemm.compile.unroll")
+_PACKAGE = Path(__file__).resolve().parents[1]
 _TOOLS = (
     "numba",
     "numba-cuda",
@@ -142,12 +142,13 @@ def _digest(spec: KernelSpec, config: Config, arch: tuple[int, int]) -> str:
 
 @functools.cache
 def _source(module: str) -> str:
-    """The source text of a module, or of all in a package, found without importing it (that would import Numba)."""
-    found = importlib.util.find_spec(module)
-    if found is None or found.origin is None:
-        raise ImportError(f"the source of {module} was not found")
-    origin = Path(found.origin)
-    files = sorted(origin.parent.glob("*.py")) if found.submodule_search_locations else [origin]
+    """The source text of a module of this package, or of all in a package of it.
+
+    Found by its path: ``find_spec`` would import the packages that it lies in, and those of intrinsics import Numba.
+    """
+    _, *names = module.split(".")
+    place = _PACKAGE.joinpath(*names)
+    files = sorted(place.glob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
     return "\0".join(file.read_text(encoding="utf-8") for file in files)
 
 

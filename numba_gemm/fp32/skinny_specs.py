@@ -194,7 +194,7 @@ def _plan(spec: KernelSpec, problem: Problem, config: Config) -> LaunchPlan:
         def product_values(at: Addresses) -> tuple[Any, ...]:
             a, b, c = batch_addresses(problem, at, first)
             factors = (a, b) if role.wide == "A" else (b, a)
-            workspace = at.workspace + first * piece_bytes
+            workspace = at.workspace + first * piece_bytes if split else 0
             return (*factors, c, workspace, *extents, *strides, p.alpha, p.beta, *apart, p.batch_stride_c)
 
         def fixup_values(at: Addresses) -> tuple[Any, ...]:

@@ -139,7 +139,8 @@ def plan(spec: KernelSpec, problem: Problem, config: Config) -> LaunchPlan:
 
         def values(at: Addresses, first: int = first) -> tuple[Any, ...]:
             there = at._replace(**{name: at.workspace + begin for name, begin in moved.items()})
-            return (*batch_addresses(p, there, first), *scalars, *strides, at.workspace + begin_parts, *split)
+            parts_at = at.workspace + begin_parts if per_block else 0
+            return (*batch_addresses(p, there, first), *scalars, *strides, parts_at, *split)
 
         def sum_values(at: Addresses, first: int = first) -> tuple[Any, ...]:
             c = batch_addresses(p, at, first)[2]

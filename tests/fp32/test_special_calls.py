@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 import numba_gemm as ng
+from numba_gemm.arrange import pointer_slots
+from numba_gemm.choose import choose
+from numba_gemm.problem import Problem
 from numba_gemm.validate import check, reference
 
 F32 = np.float32
@@ -47,3 +50,15 @@ def test_other_shapes_name_a_kernel_that_can():
     for kernel in ("gemv", "skinny"):
         with pytest.raises(ng.KernelConstraintError, match="kernel 'v7' can"):
             ng.matmul(draw(100, 8), draw(8, 100), kernel=kernel, device="emulator")
+
+
+@pytest.mark.parametrize("shape", [(64, 64, 64), (256, 256, 256), (1, 68, 40), (8, 256, 40)], ids=str)
+def test_a_single_launch_is_repeated_by_its_three_addresses_alone(shape):
+    """A pointer into a workspace that isn't used would make every repeated call pack its parameters anew."""
+    problem = Problem.packed(*shape)
+    spec, config = choose(problem, arch=(9, 0), sm_count=132)
+    plan = spec.plan(problem, config)
+    assert (len(plan.launches), plan.workspace_bytes) == (1, 0), "another shape would test it"
+    slots = pointer_slots(plan.launches[0])
+    assert slots is not None
+    assert sorted(name for name, _ in slots) == ["a", "b", "c"]
