@@ -90,7 +90,7 @@ def test_large_products_by_t4(columns, dtype):
         a, b = (x.T.copy().T if letter in columns else x for x, letter in ((a, "a"), (b, "b")))
         out, base = device_view(c if scales else np.full_like(c, np.nan))
         want = expected(a, b, c, **scales) if scales else expected(a, b)
-        ng.matmul(device_view(a)[0], device_view(b)[0], out=out, kernel="t4", **scales)
+        ng.gemm(device_view(a)[0], device_view(b)[0], out, **scales, kernel="t4")
         verdict = check(base.copy_to_host().view(c.dtype).reshape(c.shape), want)
         assert verdict, verdict.message
         by_tma = "copies=tma" in ng.plan(device_view(a)[0], device_view(b)[0], out=out, kernel="t4").explain()

@@ -13,6 +13,7 @@ import pytest
 import numba_gemm as ng
 from numba_gemm.cases import LAYOUTS, Case, large_cases, lay_out, small_cases
 from numba_gemm.catalog import LADDER, kernels_for
+from numba_gemm.problem import Problem
 from numba_gemm.validate import check, reference
 
 pytestmark = pytest.mark.gpu
@@ -141,10 +142,15 @@ def test_the_same_call_gives_the_same_bits():
 
 
 def test_all_rungs_agree_bit_for_bit():
-    """Each output is one chain of FMAs in order of k, in every rung and both forms."""
-    a, b, _ = Case(150, 140, 333).make()
-    results = {name: ng.matmul(a, b, kernel=name, device="cuda").view(np.uint32) for name in NAMES}
-    assert all(np.array_equal(result, results["v1"]) for result in results.values())
+    """Each output is one chain of FMAs in order of k, in every rung and both forms; with enough tiles in v8 too."""
+    from numba_gemm.device.context import current_context
+    from numba_gemm.execute import prepare
+
+    for shape, names in (((150, 140, 333), [name for name in NAMES if name != "v8"]), ((1500, 1400, 333), NAMES)):
+        assert not any(prepare(Problem.packed(*shape), name, current_context()).k_per_split for name in names)
+        a, b, _ = Case(*shape).make()
+        results = {name: ng.matmul(a, b, kernel=name, device="cuda").view(np.uint32) for name in names}
+        assert all(np.array_equal(result, results["v1"]) for result in results.values())
 
 
 def test_out_is_untouched_by_a_refused_call():

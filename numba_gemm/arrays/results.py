@@ -28,9 +28,10 @@ def empty_like_operand(
 
     Returns
     -------
-    An array of NumPy for host memory of NumPy, of torch for a tensor's, of CuPy or torch for theirs, of Numba for a
-    Numba array and for those that are known by a protocol alone. For a JAX array a :class:`PendingArray`, which
-    :func:`wrap_result` turns into a JAX array once the work that writes it has been launched.
+    An array of NumPy for host memory of NumPy, of torch for a tensor's, of CuPy or torch for theirs, a Matrix for a
+    Matrix, of Numba for a Numba array and for those that are known by a protocol alone. For a JAX array a
+    :class:`PendingArray`, which :func:`wrap_result` turns into a JAX array once the work that writes it has been
+    launched.
     """
     name = dtype or operand.dtype
     if operand.kind == HOST:
@@ -46,8 +47,8 @@ def empty_like_operand(
         return _empty_torch(operand, shape, stream, name)
     if operand.kind == JAX:
         return _empty_jax(operand, shape, stream, name)
-    if operand.kind == MATRIX and hasattr(operand.array, "empty_like"):
-        return operand.array.empty_like(shape, dtype=name, stream=stream)
+    if operand.kind == MATRIX:
+        return type(operand.array).empty(shape, numpy_dtype(name), stream)
     return _empty_numba(operand, shape, stream, name)
 
 

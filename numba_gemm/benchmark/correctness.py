@@ -284,9 +284,9 @@ def base_of(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
     base: npt.NDArray[Any] = matrix
     while isinstance(base.base, np.ndarray):
         base = base.base
-    if not base.flags.c_contiguous:
+    flat: npt.NDArray[Any] = base.ravel(order="K")  # as it lies in memory, whatever the order of its dimensions
+    if base.size and not np.shares_memory(flat, base):
         raise ValueError("the view's base has gaps")
-    flat: npt.NDArray[Any] = base.reshape(-1)
     return flat
 
 

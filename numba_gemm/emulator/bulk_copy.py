@@ -167,7 +167,7 @@ class BulkUnit:
             raise b.fault(InvalidOperand, message, lane, "global", plain) from None
         return found
 
-    def window(self, lane: int, tensor: TensorMap, corner: list[int]) -> Any:
+    def window(self, lane: int, tensor: TensorMap, corner: list[int], *, stored: bool = False) -> Any:
         b = self.batch
         check_lane(b, lane)
         if len(corner) != len(tensor.dims):
@@ -175,7 +175,7 @@ class BulkUnit:
                 InvalidOperand, f"{len(corner)} coordinates for a tensor map of {len(tensor.dims)} dimensions,", lane
             )
         try:
-            return tensor.window(b.memory, corner)
+            return tensor.window(b.memory, corner, stored=stored)
         except EmulatorError as error:
             raise b.fault(OutOfBounds, f"the tensor map's elements: {error},", lane) from None
 
@@ -203,7 +203,7 @@ class BulkUnit:
         if span:
             chunks = octets.reshape(-1, 16)
             octets = chunks[swizzled(chunks.shape[0], span)]
-        place, data, known = self.window(lane, tensor, corner)
+        place, data, known = self.window(lane, tensor, corner, stored=True)
         if data is not None:
             box = np.ascontiguousarray(octets).reshape(-1).view(f"u{tensor.itemsize}").reshape(tensor.extent[::-1])
             data[...] = box[place]

@@ -136,10 +136,13 @@ class TensorMap:
         """Of the box in shared memory: 128 bytes, or the period of the swizzle."""
         return max(128, 8 * SPANS[self.swizzle])
 
-    def window(self, memory: Any, corner: Sequence[int]) -> tuple[tuple[slice, ...], np.ndarray | None, Any]:
+    def window(
+        self, memory: Any, corner: Sequence[int], *, stored: bool = False
+    ) -> tuple[tuple[slice, ...], np.ndarray | None, Any]:
         """What of the box at `corner` (innermost first) lies inside the tensor.
 
-        Returns the place within the box (slices, outermost first), a view of the elements in global memory (None where
+        A box that is `stored` also reaches what follows a row up to its next multiple of 16 bytes, since a GPU stores
+        whole chunks of so many (seen on an H200). Returns the place within the box (slices, outermost first), a view of the elements in global memory (None where
         there are none) and of their map of initialised bytes. Raises `EmulatorError` where they aren't in one
         allocation.
         """
@@ -147,7 +150,9 @@ class TensorMap:
         address = self.address
         pitches = (self.itemsize, *self.strides)
         steps = (1, *self.element_strides[1:])
-        for at, count, size, pitch, step in zip(corner, self.extent, self.dims, pitches, steps, strict=True):
+        chunk = 16 // self.itemsize if stored else 1
+        dims = (-(-self.dims[0] // chunk) * chunk, *self.dims[1:])
+        for at, count, size, pitch, step in zip(corner, self.extent, dims, pitches, steps, strict=True):
             low = max(0, -(at // step))  # the first element at or past 0
             high = min(count, -(-(size - at) // step))
             if low >= high:

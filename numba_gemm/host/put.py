@@ -24,16 +24,17 @@ def upload(source: npt.NDArray[Any], matrix: Matrix) -> None:
     ------
     ValueError : if the matrix has gaps.
     """
+    pointer = matrix.pointer  # after free() an error, also where there are no elements
+    if matrix.size == 0:
+        return
     order = sorted(range(matrix.ndim), key=lambda axis: -abs(matrix.strides[axis]) * (matrix.shape[axis] > 1))
     if not _is_packed(matrix, order):
         raise ValueError(
             "this Matrix is a view with gaps between its elements, which can't be copied to; copy to the whole matrix, "
             "or make a new one with device_put"
         )
-    if matrix.size == 0:
-        return
     flat = np.ascontiguousarray(source.transpose(order)) if source.ndim else source
-    _run(flat.reshape(1, 1, -1), matrix.pointer, matrix, to_device=True)
+    _run(flat.reshape(1, 1, -1), pointer, matrix, to_device=True)
 
 
 def download(matrix: Matrix) -> npt.NDArray[Any]:

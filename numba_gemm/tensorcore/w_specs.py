@@ -124,9 +124,11 @@ def _w2_build(**values: int | str) -> str:
 
 
 def stores_by_tma(problem: Problem) -> bool:
-    """Whether TMA can store C as it lies."""
+    """Whether TMA can store C as it lies: it writes rows in whole chunks of 16 bytes, also the last one of a row."""
     p = problem
     itemsize = ITEMSIZE[p.c_dtype]
+    if p.n * itemsize % ALIGNMENT:
+        return False
     strides = [p.ldc] * (p.m > 1) + [p.batch_stride_c] * (p.batch > 1)
     whole = all(s * itemsize % ALIGNMENT == 0 and 0 < s * itemsize < _STRIDE_LIMIT for s in strides)
     return not p.c_offset and whole and (p.m == 1 or p.ldc >= p.n)

@@ -154,6 +154,74 @@ def test_a_store_is_the_inverse_of_a_load_and_is_clipped(swizzle):
     assert report.counters.tensor_store_bytes == box[0] * box[1] * 2
 
 
+#: One warp writes 128 bytes, 1 … 64 as 16-bit numbers, to shared memory and stores them as one row of a map.
+ROW_STORE = program(
+    """
+    .reg .b64 %to; .reg .b32 %x, %at, %zero;
+    mad.lo.u32 %x, %t, 131074, 131073;
+    shl.b32 %at, %t, 2;
+    add.u32 %at, %at, %smem;
+    st.shared.b32 [%at], %x;
+    fence.proxy.async.shared::cta;
+    bar.sync 0;
+    mov.b64 %to, to; cvta.param.u64 %to, %to;
+    mov.u32 %zero, 0;
+    @%first cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%to, {%zero, %zero}], [%smem];
+    @%first cp.async.bulk.commit_group;
+    @%first cp.async.bulk.wait_group 0;
+""",
+    ".param .align 64 .b8 to[128]",
+)
+
+
+def stored_row(columns):
+    """What the kernel leaves of a row of 80 zeros through a map of so many columns: whole chunks of 16 bytes."""
+    row = np.zeros(80, np.uint16)
+    written = -(-columns // 8) * 8
+    row[:written] = np.arange(1, written + 1)
+    return row
+
+
+@pytest.mark.parametrize("columns", [1, 7, 8, 19, 35, 63, 64])
+def test_a_store_writes_whole_chunks_of_16_bytes(columns):
+    """A GPU does, as the next test shows, so what follows a row may be overwritten up to there."""
+    machine = emulator.Machine("sm_90a")
+    row = np.zeros(80, np.uint16)
+    address = machine.place(row)
+    execute(ROW_STORE, [machine.tensor_map(address, "f16", (columns, 1), (160,), (64, 1))], machine=machine)
+    machine.fetch(address, row)
+    np.testing.assert_array_equal(row, stored_row(columns))
+
+
+def test_a_store_past_its_allocation():
+    machine = emulator.Machine("sm_90a")
+    blob = machine.tensor_map(machine.alloc(38), "f16", (19, 1), (48,), (64, 1))
+    with pytest.raises(emulator.OutOfBounds, match="tensor map's elements"):
+        execute(ROW_STORE, [blob], machine=machine)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns", [1, 7, 8, 19, 35, 63, 64])
+def test_a_gpu_stores_whole_chunks_of_16_bytes(columns):
+    from numba import cuda
+
+    from numba_gemm.device.context import current_context
+    from numba_gemm.device.driver import check, driver
+    from numba_gemm.device.launch import prepare_packed_launch
+    from numba_gemm.device.module import Function
+    from numba_gemm.device.tensor_map import encode
+    from numba_gemm.spec import TensorMap
+
+    if current_context().device.compute_capability != (9, 0):
+        pytest.skip("the text is for sm_90a")
+    module = check(driver().cuModuleLoadData(ROW_STORE.encode() + b"\0"), "loading")
+    function = Function(check(driver().cuModuleGetFunction(module, b"k"), "finding"), "k", 0, 0, 0)
+    row = cuda.to_device(np.zeros(80, np.uint16))
+    to = TensorMap(row.device_ctypes_pointer.value, "f16", (columns, 1), (160,), (64, 1), swizzle="none")
+    prepare_packed_launch(function, (1, 1, 1), (32, 1, 1), 128)(encode(to), 0)
+    np.testing.assert_array_equal(row.copy_to_host(), stored_row(columns))
+
+
 def simple_load(*, blob=None, change=("", ""), machine=None, swizzle="none"):
     machine = machine or emulator.Machine("sm_90a")
     array = np.arange(64 * 16, dtype=np.float16).reshape(16, 64)

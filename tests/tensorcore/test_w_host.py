@@ -80,10 +80,12 @@ def test_what_tma_can_read_of_b():
     [
         ({}, True),
         ({"n": 65, "ldc": 65}, False),
-        ({"n": 65, "ldc": 72}, True),
+        ({"n": 65, "ldc": 72}, False),  # it would write seven elements past each row
+        ({"n": 56, "ldc": 72}, True),
         ({"c_offset": 4}, False),
         ({"ldc": -64}, False),
-        ({"m": 1, "n": 65, "ldc": 65}, True),
+        ({"m": 1, "n": 65, "ldc": 65}, False),
+        ({"m": 1, "n": 72, "ldc": 3}, True),
         ({"batch": 2, "batch_stride_c": 4100}, False),
         ({"batch": 2, "batch_stride_c": 4104}, True),
         ({"c_dtype": "float32", "ldc": 68}, True),
