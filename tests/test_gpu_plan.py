@@ -167,7 +167,11 @@ def test_calls_return_while_the_stream_is_still_busy(form):
 
 
 def test_device_memory_is_given_back():
-    """10⁴ calls with new results, workspaces and repacking leave no more memory in use than the first ones."""
+    """10⁴ calls with new results, workspaces and repacking leave no more memory in use than the first ones.
+
+    A result of 32 KiB that was kept of each call would add up to 320 MiB. What other processes take or give back
+    meanwhile counts as well, so that a growth of less than a tenth of that is looked for several times.
+    """
     a, b = draw(128, 512), draw(512, 64, seed=1)
     device_a, device_b = on_gpu(a, b)
     stepped = on_gpu(np.repeat(b, 2, axis=1))[0][:, ::2]
@@ -177,11 +181,10 @@ def test_device_memory_is_given_back():
             ng.matmul(device_a, device_b)
             ng.matmul(device_a, stepped)
         cuda.synchronize()
+        return memory_in_use()
 
-    some(200)
-    before = memory_in_use()
-    some(5000)
-    assert memory_in_use() <= before
+    before = some(200)
+    assert any(some(5000) <= before + (32 << 20) for _ in range(4))
 
 
 @pytest.mark.parametrize(

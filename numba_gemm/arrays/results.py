@@ -48,7 +48,7 @@ def empty_like_operand(
     if operand.kind == JAX:
         return _empty_jax(operand, shape, stream, name)
     if operand.kind == MATRIX:
-        return type(operand.array).empty(shape, numpy_dtype(name), stream)
+        return operand.array.empty_like(shape, numpy_dtype(name), stream)
     return _empty_numba(operand, shape, stream, name)
 
 

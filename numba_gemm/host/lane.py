@@ -210,9 +210,9 @@ class Lane:
     def free(self) -> None:
         """Give the device memory back once nothing uses it; the rest goes with the object."""
         pointer, self._device = self._device, 0
-        driver().cuStreamSynchronize(self.stream)  # an error of its work has been raised where it was waited for
         if pointer:
             driver().cuMemFreeAsync(pointer, self.stream)
+        driver().cuStreamSynchronize(self.stream)  # an error of its work has been raised where it was waited for
 
 
 def _pack(offset: int, batch: int, place: Frame, dtype: np.dtype[Any], column_major: bool) -> _Packed:

@@ -19,12 +19,16 @@ LEGACY_STREAM = 1
 
 
 class _Memory:
-    """Device memory that one or more matrices are views of."""
+    """Device memory that one or more matrices are views of.
 
-    def __init__(self, nbytes: int, stream: int, context: Context) -> None:
+    It is given back on its stream, so it keeps the caller's object of that stream, if there is one, until then.
+    """
+
+    def __init__(self, nbytes: int, handle: int, stream: Any, context: Context) -> None:
         self.context = context
-        self.buffer: DeviceBuffer | None = DeviceBuffer(nbytes, stream)
-        self._finalizer = weakref.finalize(self, _release, self.buffer)
+        self.stream = stream
+        self.buffer: DeviceBuffer | None = DeviceBuffer(nbytes, handle)
+        self._finalizer = weakref.finalize(self, _release, self.buffer, stream)
         self._finalizer.atexit = False
 
     def free(self) -> None:
@@ -32,7 +36,7 @@ class _Memory:
         self._finalizer()
 
 
-def _release(buffer: DeviceBuffer) -> None:
+def _release(buffer: DeviceBuffer, _stream: Any) -> None:
     try:
         buffer.free()
     except Exception:  # at the end of a process the context may be gone before the matrix
@@ -92,8 +96,12 @@ class Matrix:
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         context = current_context()
         handle = _stream_handle(stream)
-        memory = _Memory(math.prod(shape) * wanted.itemsize, handle, context)
+        memory = _Memory(math.prod(shape) * wanted.itemsize, handle, stream, context)
         return cls(memory, 0, shape, _packed(shape, wanted.itemsize), wanted, handle)
+
+    def empty_like(self, shape: tuple[int, ...], dtype: npt.DTypeLike, stream: int) -> Matrix:
+        """Another uninitialised matrix, for results; a ``stream`` that is this matrix's is kept as this one keeps it."""
+        return Matrix.empty(shape, dtype, self._memory.stream if (stream or LEGACY_STREAM) == self.stream else stream)
 
     @property
     def pointer(self) -> int:

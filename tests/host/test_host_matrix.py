@@ -14,6 +14,7 @@ from numba_gemm import no_gpu as no_gpu_warning
 from numba_gemm.device import driver as driver_module
 from numba_gemm.errors import NoDeviceError
 from numba_gemm.host import Matrix, device_put, pinned_empty, put
+from numba_gemm.host import matrix as matrix_module
 from numba_gemm.host.transfer import Transfer, copy_by_threads, copy_elements
 
 
@@ -109,6 +110,46 @@ def no_gpu(monkeypatch):
         monkeypatch.setattr(f"{module}.driver", missing)
     monkeypatch.setattr(no_gpu_warning, "_warned", False)
     assert not driver_module.is_available()
+
+
+def test_a_stream_lives_until_the_memory_has_been_given_back_on_it(monkeypatch):
+    """A driver's call on a stream that its package has destroyed ends the process."""
+    alive, freed = [], []
+
+    class Stream:
+        ptr = 77
+
+        def __init__(self):
+            alive.append(self.ptr)
+
+        def __del__(self):
+            alive.clear()
+
+    class Buffer:
+        def __init__(self, nbytes, stream):
+            self.pointer, self.stream = 4096, stream
+
+        def free(self):
+            freed.append((self.stream, list(alive)))
+
+    monkeypatch.setattr(matrix_module, "DeviceBuffer", Buffer)
+    monkeypatch.setattr(matrix_module, "current_context", lambda: None)
+    matrix = Matrix.empty((3, 4), stream=Stream())
+    result = matrix.empty_like((3, 3), np.float32, matrix.stream)
+    other = matrix.empty_like((3, 3), np.float32, 0)
+    assert (result.stream, other.stream) == (77, matrix_module.LEGACY_STREAM)
+    del matrix
+    assert freed == [(77, [77])]
+    del result
+    assert freed[1:] == [(77, [77])]
+    assert not alive
+
+
+def test_an_empty_array_needs_no_copy(monkeypatch):
+    monkeypatch.setattr(put, "_run", lambda *_, **__: pytest.fail("there is nothing to copy"))
+    for shape in ((0, 3), (3, 0), (2, 0, 4)):
+        array = np.empty(shape, np.float32)
+        put.upload(array, matrix_of(array))
 
 
 def test_without_a_gpu_page_locked_memory_is_ordinary_with_a_warning(no_gpu):
