@@ -3,8 +3,10 @@
     python bench/sanitizer.py --output bench/results/nvidia-h200/checks.json
 
 Runs ``numba-gemm check`` on every kernel of the ladder, those for special shapes and the stand-ins in CUDA C++, once on
-all cases as it is, and on the small ones under memcheck, racecheck and synccheck. The record has a row for each kernel
-and kind of array, and the sanitizer's summary for each tool.
+all cases as it is, and on the small ones under memcheck, racecheck and synccheck. The forms of the kernels whose bits are
+recorded (``tests/gpu``), large tiles among them that no small case takes, run under the three tools as well, and are
+compared with their records. The record has a row for each kernel and kind of array or set of forms, and the sanitizer's
+summaries for each tool.
 """
 
 from __future__ import annotations
@@ -28,9 +30,12 @@ from numba_gemm.device.context import device_properties  # noqa: E402
 from numba_gemm.fallback import FALLBACKS  # noqa: E402
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
+#: What runs the recorded forms, and compares their bits with the record's.
+FORMS = ("tests/gpu/record_fp32.py", "tests/gpu/record_tensorcore.py")
 _ROW = re.compile(
     r"^(?P<kernel>\S.*?)\s+GPU\s+(?P<arrays>numpy|device)\s+(?P<checks>\d+)\s+(?P<failed>\d+)\s+(?P<worst>\S+)", re.M
 )
+_FORMS_ROW = re.compile(r"^(?P<kernel>\w+): (?P<checks>\d+) cases in (?P<forms>\d+) forms, (?P<failed>\d+) wrong", re.M)
 _SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (.*)")
 
 
@@ -46,6 +51,20 @@ def parse(suite: str, output: str) -> list[dict[str, Any]]:
             "error_over_bound": float(row["worst"]),
         }
         for row in _ROW.finditer(output)
+    ]
+
+
+def parse_forms(suite: str, output: str) -> list[dict[str, Any]]:
+    """The lines that the recorders print when they compare with their records."""
+    return [
+        {
+            "suite": suite,
+            "kernel": row["kernel"],
+            "forms": int(row["forms"]),
+            "checks": int(row["checks"]),
+            "failed": int(row["failed"]),
+        }
+        for row in _FORMS_ROW.finditer(output)
     ]
 
 
@@ -72,11 +91,16 @@ def main() -> int:
     sanitizer = shutil.which("compute-sanitizer") or next(iter(glob.glob("/usr/local/cuda*/bin/compute-sanitizer")), "")
     summaries: dict[str, str] = {}
     for tool in TOOLS if sanitizer else ():
-        status, output = run([sanitizer, "--tool", tool, "--error-exitcode", "7", *check, "--quick"])
-        rows += parse(tool, output)
-        found = _SUMMARY.search(output)
-        summaries[tool] = found.group(1) if found else f"no summary; exit status {status}"
-        failed |= status != 0
+        watched = [sanitizer, "--tool", tool, "--error-exitcode", "7"]
+        for name, command in {
+            tool: [*check, "--quick"],
+            **{f"{tool} {Path(path).stem}": [sys.executable, path, "--check"] for path in FORMS},
+        }.items():
+            status, output = run([*watched, *command])
+            rows += parse(name, output) + parse_forms(name, output)
+            found = _SUMMARY.search(output)
+            summaries[name] = found.group(1) if found else f"no summary; exit status {status}"
+            failed |= status != 0
     record = {
         "schema": SCHEMA,
         "environment": environment(device_properties(), commit=options.commit or None),

@@ -42,9 +42,6 @@ LADDER: dict[str, KernelSpec] = {
 #: Kernels for special shapes, which stand beside the ladder: one vector, one narrow side.
 SPECIAL: dict[str, KernelSpec] = {spec.name: spec for spec in (GEMV, SKINNY)}
 
-#: Kernels of whose checks on a GPU, under compute-sanitizer too, ``bench/results`` has no record yet.
-UNRECORDED = frozenset({"v8", "w1", "w2", *SPECIAL})
-
 #: The baseline on the CPU, which is no GPU kernel but stands at the foot of the ladder.
 CPU_BASELINE = "cpu"
 

@@ -8,6 +8,8 @@ Each output is compared with the emulator's at once; differences are listed, and
 byte that was written outside the output. The record holds, for each kernel and case, the form that ran and the SHA-256
 of the output. NaNs are hashed as the GPU made them as long as the emulator's have the same bits everywhere, else with
 one pattern for all; the record's ``nan`` says which. ``--dry-run`` needs no GPU: the emulator stands in for it.
+``--check`` runs the recorded forms again and compares their bits with the record's, without the emulator; so each of
+them can be watched by compute-sanitizer.
 """
 
 from __future__ import annotations
@@ -48,14 +50,14 @@ class Gpu:
         if (self.device.compute_capability, self.device.sm_count) != (ARCH, SM_COUNT):
             raise SystemExit(f"this record is of an H200; here is {self.name}")
 
-    def multiply(self, kernel: str, case: HalfCase) -> tuple[np.ndarray, str]:
-        """C, and the form that ran."""
+    def multiply(self, kernel: str, case: HalfCase, form: str = "") -> tuple[np.ndarray, str]:
+        """C, and the form that ran: the one that is described, or the one that is chosen."""
         from numba_gemm.device.driver import check, driver
         from numba_gemm.device.memory import DeviceBuffer
         from numba_gemm.device.stream import synchronize_stream
         from numba_gemm.execute import prepare_form
 
-        problem, spec, config, images = plan(kernel, case)
+        problem, spec, config, images = plan(kernel, case, form)
         buffers = [DeviceBuffer(image.flat.nbytes, 0) for image in images]
         try:
             for buffer, image in zip(buffers, images, strict=True):
@@ -90,8 +92,8 @@ class StandIn:
     name = "dry run, no GPU"
     device = None
 
-    def multiply(self, kernel: str, case: HalfCase) -> tuple[np.ndarray, str]:
-        return emulate(kernel, case)
+    def multiply(self, kernel: str, case: HalfCase, form: str = "") -> tuple[np.ndarray, str]:
+        return emulate(kernel, case, form)
 
 
 def record_case(device: Gpu | StandIn, kernel: str, case: HalfCase) -> dict[str, Any]:
@@ -112,6 +114,32 @@ def record_case(device: Gpu | StandIn, kernel: str, case: HalfCase) -> dict[str,
     }
 
 
+def check_record(device: Gpu | StandIn, kernels: list[str]) -> int:
+    """Run what the record has again; exit status 1 if any output has other bits, or cases are missing."""
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    change = canonical if record["nan"] == "canonical" else bits_of
+    failed = 0
+    for kernel in kernels:
+        recorded = record["sha256"][kernel]
+        wrong = []
+        for case in cases(kernel):
+            known = recorded.get(str(case))
+            try:
+                right = (
+                    known is not None
+                    and digest(change(device.multiply(kernel, case, known["form"])[0])) == known["sha256"]
+                )
+            except Exception as error:  # the other cases are still worth checking
+                print(f"  {kernel} {case}: {type(error).__name__}: {error}", flush=True)
+                right = False
+            if not right:
+                wrong.append(str(case))
+        forms = len({row["form"] for row in recorded.values()})
+        print(f"{kernel}: {len(recorded)} cases in {forms} forms, {len(wrong)} wrong", *wrong, sep="\n  ", flush=True)
+        failed += len(wrong)
+    return 1 if failed else 0
+
+
 def compile_ahead(kernels: list[str]) -> None:
     """Assemble every form on all cores."""
     forms = {}
@@ -129,6 +157,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=Path, help=f"default: {RECORD.relative_to(ROOT)}, or a scratch file if dry")
     parser.add_argument("--dry-run", action="store_true", help="no GPU: the emulator stands in for it")
+    parser.add_argument("--check", action="store_true", help="compare with the record, write nothing")
     names = kernels_for("float16")
     parser.add_argument("--kernel", action="append", choices=names, help="only this kernel (may be repeated)")
     options = parser.parse_args()
@@ -139,6 +168,8 @@ def main() -> int:
     if not options.dry_run:
         compile_ahead(options.kernel or names)
         print(f"assembled after {time.perf_counter() - begin:.1f} s", flush=True)
+    if options.check:
+        return check_record(device, options.kernel or names)
     rows: dict[str, list[dict[str, Any]]] = {}
     failed: list[str] = []
     for kernel in options.kernel or names:
