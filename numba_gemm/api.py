@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from numba_gemm.arrays import Operand, as_operand, as_stream, empty_like_operand, probe_for, wrap_result
-from numba_gemm.backends import HostOptions, choose_backend
+from numba_gemm.backends import HostOptions, choose_backend, host_options
 from numba_gemm.catalog import CPU_BASELINE, LADDER
 from numba_gemm.problem import ITEMSIZE, check_inputs, check_output, check_scale, placed_by
 
@@ -80,7 +80,7 @@ def matmul(
         if len(out) != 1:
             raise ValueError(f"matmul: an out tuple must have exactly one entry, not {len(out)}; pass the array alone")
         (out,) = out
-    return _product(a, b, out, "out", 1.0, 0.0, kernel, device, stream, HostOptions(memory_limit, progress))
+    return _product(a, b, out, "out", 1.0, 0.0, kernel, device, stream, host_options(memory_limit, progress))
 
 
 def gemm(
@@ -129,7 +129,7 @@ def gemm(
     if c is None:
         raise TypeError("gemm: c is None; pass the array to update, or use matmul(a, b) for a new one")
     alpha, beta = check_scale("alpha", alpha), check_scale("beta", beta)
-    host = HostOptions(memory_limit, progress)
+    host = host_options(memory_limit, progress)
     return _product(a, b, c, "c", alpha, beta, kernel, device, stream, host, (bool(transpose_a), bool(transpose_b)))
 
 

@@ -46,6 +46,11 @@ class HostOptions(NamedTuple):
 NO_OPTIONS = HostOptions()
 
 
+def host_options(memory_limit: int | None, progress: Callable[[int, int], None] | None) -> HostOptions:
+    """The options as one; a repeated call on device arrays, where a microsecond counts, makes none anew."""
+    return NO_OPTIONS if memory_limit is None and progress is None else HostOptions(memory_limit, progress)
+
+
 def choose_backend(
     kernel: str | None,
     device: str,

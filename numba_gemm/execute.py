@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from numba_gemm.arrange import Arrangement, Request, arrange, pack, pointer_slots, takes_tensor_maps
 from numba_gemm.choose import Tuned, choose
 from numba_gemm.compile import compile_kernel
 from numba_gemm.device.context import Context, Device
 from numba_gemm.device.launch import PackedLaunch, PreparedLaunch, launch, prepare_launch, prepare_packed_launch
-from numba_gemm.device.memory import DeviceBuffer
+from numba_gemm.device.memory import DeviceBuffer, memory_pool
 from numba_gemm.device.module import Function, load
 from numba_gemm.device.tensor_map import encode
 from numba_gemm.errors import CompileError
@@ -66,6 +67,7 @@ class Prepared:
     notes : in words, what else is done and why.
     quick : where there is one launch and it needs no workspace, that launch, and which of A, B and C (0, 1, 2) its
         three addresses are, and how many bytes further on.
+    pool : of device memory, for the workspace.
     """
 
     spec: KernelSpec
@@ -77,6 +79,7 @@ class Prepared:
     main: int = 0
     notes: tuple[str, ...] = ()
     quick: tuple[PreparedLaunch, tuple[int, ...], tuple[int, ...]] | None = None
+    pool: Any = None
 
     @property
     def direct(self) -> PreparedLaunch | None:
@@ -113,7 +116,7 @@ class Prepared:
         elif workspace or not self.workspace_bytes:
             self._launch(Addresses(a, b, c, workspace), stream)
         else:
-            with DeviceBuffer(self.workspace_bytes, stream) as buffer:
+            with DeviceBuffer(self.workspace_bytes, stream, self.pool) as buffer:
                 self._launch(Addresses(a, b, c, buffer.pointer), stream)
 
     def _launch(self, at: Addresses, stream: int) -> None:
@@ -171,7 +174,12 @@ def _bound(arrangement: Arrangement, context: Context) -> Prepared:
         main,
         arrangement.notes,
         _quick(steps, arrangement.workspace_bytes),
+        _pool_for(arrangement.workspace_bytes, context),
     )
+
+
+def _pool_for(workspace_bytes: int, context: Context) -> Any:
+    return memory_pool(context) if workspace_bytes else None
 
 
 def _quick(
@@ -288,4 +296,5 @@ def prepare_form(problem: Problem, spec: KernelSpec, config: Config, context: Co
         main,
         plan.notes,
         quick=_quick(steps, plan.workspace_bytes),
+        pool=_pool_for(plan.workspace_bytes, context),
     )

@@ -126,11 +126,12 @@ def used_memory():
     """Bytes of GPU memory that the pools hold from which all of the library's memory comes, of this process alone."""
     from numba_gemm.device.driver import check as checked
     from numba_gemm.device.driver import driver
+    from numba_gemm.device.memory import memory_pool
 
     cu, context = driver(), current_context()
     checked(cu.cuCtxSynchronize(), "waiting")
     pools = [
-        engine_module._memory_pool(context),
+        memory_pool(context),
         checked(cu.cuDeviceGetDefaultMemPool(context.device.ordinal), "the default pool"),
     ]
     reserved = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT

@@ -23,8 +23,7 @@ from numba_gemm.errors import CompileError
 from numba_gemm.fp32 import repack, split_k_sum, v8_pipelined
 from numba_gemm.problem import Problem
 from numba_gemm.spec import Addresses, first_alone
-from numba_gemm.tensorcore import t4
-from numba_gemm.tensorcore.specs import REDUCE
+from numba_gemm.tensorcore import splitk_reduce
 from numba_gemm.tensorcore.w_specs import W1, W2
 from numba_gemm.validate import check, reference
 
@@ -60,8 +59,8 @@ def test_all_but_the_first_launch_of_a_product_overlap():
 def test_the_reduction_waits_only_where_it_is_launched_so():
     (_, reduction) = plan(128, 128, 65536)
     assert WAIT in kernel_ptx(reduction.spec, reduction.config, HOPPER)
-    for config in REDUCE.configs:
-        assert "griddepcontrol" not in kernel_ptx(REDUCE, config, AMPERE)
+    for config in splitk_reduce.SPEC.configs:
+        assert "griddepcontrol" not in kernel_ptx(splitk_reduce.SPEC, config, AMPERE)
 
 
 # --- what the driver is told
@@ -101,6 +100,7 @@ def test_only_gpus_that_can_are_told_to(monkeypatch, arch, overlap):
     launched = []
     monkeypatch.setattr(execute, "compile_kernel", lambda spec, config, arch: spec.name)
     monkeypatch.setattr(execute, "load", lambda compiled, context, dynamic_shared_bytes: compiled)
+    monkeypatch.setattr(execute, "memory_pool", lambda context: None)
     monkeypatch.setattr(
         execute, "launch", lambda function, *given, overlaps, **more: launched.append((function, overlaps))
     )
@@ -121,6 +121,7 @@ def test_where_numba_cannot_compile_two_copies_their_twins_are_two_launches(monk
     twins = {spec.name: spec for spec in (execute.REPACK[2],)}
     monkeypatch.setattr(execute, "compile_kernel", compiled)
     monkeypatch.setattr(execute, "load", lambda compiled, context, dynamic_shared_bytes: compiled)
+    monkeypatch.setattr(execute, "memory_pool", lambda context: None)
     monkeypatch.setattr(execute, "_twin", lambda spec, context, error: twins["repack-nvcc"])
     monkeypatch.setattr(execute, "prepare_packed_launch", lambda *given, **more: None)
     context = SimpleNamespace(device=SimpleNamespace(compute_capability=HOPPER, sm_count=132))
@@ -184,9 +185,9 @@ def test_before_sm_90_numba_kernels_have_no_such_instruction(spec):
 
 def test_the_reduction_assembles_with_and_without():
     for dependent, arch in ((False, "sm_80"), (True, "sm_90"), (False, "sm_90")):
-        assert assemble(t4.render_reduce("bf16", 8, dependent=dependent), arch)[0]
+        assert assemble(splitk_reduce.render("bf16", 8, dependent=dependent), arch)[0]
     with pytest.raises(CompileError):
-        assemble(t4.render_reduce("bf16", 8, dependent=True), "sm_80")
+        assemble(splitk_reduce.render("bf16", 8, dependent=True), "sm_80")
 
 
 # --- on the emulator

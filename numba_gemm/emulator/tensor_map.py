@@ -142,9 +142,9 @@ class TensorMap:
         """What of the box at `corner` (innermost first) lies inside the tensor.
 
         A box that is `stored` also reaches what follows a row up to its next multiple of 16 bytes, since a GPU stores
-        whole chunks of so many (seen on an H200). Returns the place within the box (slices, outermost first), a view of the elements in global memory (None where
-        there are none) and of their map of initialised bytes. Raises `EmulatorError` where they aren't in one
-        allocation.
+        whole chunks of so many (seen on an H200). Returns the place within the box (slices, outermost first), a view of
+        the elements in global memory (None where there are none) and of their map of initialised bytes. Raises
+        `EmulatorError` where they aren't in one allocation.
         """
         slices, shape, strides = [], [], []
         address = self.address

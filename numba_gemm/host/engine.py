@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from numba_gemm.device.context import Context
 from numba_gemm.device.driver import check, driver
+from numba_gemm.device.memory import memory_pool
 from numba_gemm.device.stream import Stream
 from numba_gemm.errors import CudaError
 from numba_gemm.execute import Prepared, prepare, prepare_form
@@ -26,8 +27,6 @@ from numba_gemm.problem import Problem
 
 #: Bytes of a staging buffer. Python takes the interpreter's lock for some µs a copy, so copies shouldn't be small.
 CHUNK_BYTES = 4 << 20
-#: Freed device memory that is kept for the next product, as a share of the GPU's memory.
-KEPT_SHARE = 1 / 64
 _COMPUTE_STREAMS = 3  # a strip that doesn't fill the GPU leaves room for the next
 
 
@@ -263,26 +262,6 @@ def form_for(problem: Problem, whole: Prepared, context: Context) -> Prepared:
     return prepare_form(problem, whole.spec, whole.config, context)
 
 
-_memory_pools: dict[int, Any] = {}
-
-
-def _memory_pool(context: Context) -> Any:
-    """A pool of device memory that keeps a little of what was freed, since mapping memory anew takes 2 ms a GB."""
-    pool = _memory_pools.get(context.identity)
-    if pool is None:
-        cu = driver()
-        properties = cu.CUmemPoolProps()
-        properties.allocType = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        properties.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        properties.location.id = context.device.ordinal
-        pool = check(cu.cuMemPoolCreate(properties), "cuMemPoolCreate")
-        attribute = cu.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
-        kept = cu.cuuint64_t(int(context.device.total_memory * KEPT_SHARE))
-        check(cu.cuMemPoolSetAttribute(pool, attribute, kept), "cuMemPoolSetAttribute")
-        pool = _memory_pools.setdefault(context.identity, pool)
-    return pool
-
-
 def allocate_device(context: Context, nbytes: int, stream: int) -> int:
     """Device memory for work on ``stream``; freed by ``cuMemFreeAsync``.
 
@@ -290,7 +269,7 @@ def allocate_device(context: Context, nbytes: int, stream: int) -> int:
     ------
     CudaError : if there is not enough; the message names ``memory_limit``.
     """
-    result = driver().cuMemAllocFromPoolAsync(nbytes, _memory_pool(context), stream)
+    result = driver().cuMemAllocFromPoolAsync(nbytes, memory_pool(context), stream)
     if int(result[0]) == int(driver().CUresult.CUDA_ERROR_OUT_OF_MEMORY):
         raise CudaError(
             f"the GPU has no {nbytes} bytes free for this product; pass a smaller memory_limit (in bytes), or set "
@@ -304,7 +283,7 @@ def available_memory(context: Context) -> int:
     """Bytes of device memory that an allocation here could have: free ones, and those that our pool keeps."""
     cu = driver()
     free, _ = check(cu.cuMemGetInfo(), "cuMemGetInfo")
-    pool, attribute = _memory_pool(context), cu.CUmemPool_attribute
+    pool, attribute = memory_pool(context), cu.CUmemPool_attribute
     reserved = check(cu.cuMemPoolGetAttribute(pool, attribute.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), "pool")
     used = check(cu.cuMemPoolGetAttribute(pool, attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT), "pool")
     return int(free) + int(reserved) - int(used)
@@ -312,6 +291,4 @@ def available_memory(context: Context) -> int:
 
 def trim_memory(context: Context) -> None:
     """Give kept device memory back to the system."""
-    pool = _memory_pools.get(context.identity)
-    if pool is not None:
-        check(driver().cuMemPoolTrimTo(pool, 0), "cuMemPoolTrimTo")
+    check(driver().cuMemPoolTrimTo(memory_pool(context), 0), "cuMemPoolTrimTo")

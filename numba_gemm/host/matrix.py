@@ -100,7 +100,7 @@ class Matrix:
         return cls(memory, 0, shape, _packed(shape, wanted.itemsize), wanted, handle)
 
     def empty_like(self, shape: tuple[int, ...], dtype: npt.DTypeLike, stream: int) -> Matrix:
-        """Another uninitialised matrix, for results; a ``stream`` that is this matrix's is kept as this one keeps it."""
+        """Another uninitialised matrix, for a result on ``stream``; it keeps that alive if this one does."""
         return Matrix.empty(shape, dtype, self._memory.stream if (stream or LEGACY_STREAM) == self.stream else stream)
 
     @property
