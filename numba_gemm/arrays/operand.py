@@ -122,13 +122,19 @@ class Operand:
 
     def byte_range(self) -> tuple[int, int]:
         """First and past-the-last byte address that any element occupies."""
-        if 0 in self.shape:
-            return self.pointer, self.pointer
-        low = high = 0
-        for extent, stride in zip(self.shape, self.strides, strict=True):
-            reach = (extent - 1) * stride * self.itemsize
-            low, high = low + min(reach, 0), high + max(reach, 0)
-        return self.pointer + low, self.pointer + high + self.itemsize
+        strides = tuple(stride * self.itemsize for stride in self.strides)
+        return byte_range(self.pointer, self.shape, strides, self.itemsize)
+
+
+def byte_range(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+    """First and past-the-last byte address that any element of an array occupies; ``strides`` in bytes."""
+    if 0 in shape:
+        return pointer, pointer
+    low = high = 0
+    for extent, stride in zip(shape, strides, strict=True):
+        reach = (extent - 1) * stride
+        low, high = low + min(reach, 0), high + max(reach, 0)
+    return pointer + low, pointer + high + itemsize
 
 
 def _article(array: Any) -> str:

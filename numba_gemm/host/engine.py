@@ -279,14 +279,17 @@ def allocate_device(context: Context, nbytes: int, stream: int) -> int:
     return int(check(result, f"allocating {nbytes} bytes on the GPU"))
 
 
-def available_memory(context: Context) -> int:
-    """Bytes of device memory that an allocation here could have: free ones, and those that our pool keeps."""
+def available_memory(context: Context, enough: int) -> int:
+    """Bytes of device memory that an allocation here could have: those that our pool keeps, and free ones.
+
+    Free ones aren't asked for, which takes 0.2 ms, if the pool keeps ``enough``.
+    """
     cu = driver()
-    free, _ = check(cu.cuMemGetInfo(), "cuMemGetInfo")
     pool, attribute = memory_pool(context), cu.CUmemPool_attribute
     reserved = check(cu.cuMemPoolGetAttribute(pool, attribute.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), "pool")
     used = check(cu.cuMemPoolGetAttribute(pool, attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT), "pool")
-    return int(free) + int(reserved) - int(used)
+    kept = int(reserved) - int(used)
+    return kept if kept >= enough else kept + int(check(cu.cuMemGetInfo(), "cuMemGetInfo")[0])
 
 
 def trim_memory(context: Context) -> None:

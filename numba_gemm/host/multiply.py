@@ -95,7 +95,7 @@ def multiply_host(
     stacks, call = describe(_usable(a), _usable(b), c, alpha, beta)
     total = len(stacks.c) * call.batch * call.m * call.n * call.k
     matrices = [operand for operand in (a, b) if isinstance(operand, Matrix)]
-    limit = _memory_limit(memory_limit, context)
+    limit = _memory_limit(memory_limit, context, _host_bytes(a, b, c))
     whole, call, blocking = plan_blocks(call, kernel, context, limit)
     with engine(context) as (own, executors):
         for matrix in matrices:
@@ -260,7 +260,8 @@ def _is_usable(matrix: Matrix) -> bool:
     return matrix.itemsize in (row_stride, column_stride) or rows == 1 or columns == 1
 
 
-def _memory_limit(given: int | None, context: Context) -> int:
+def _memory_limit(given: int | None, context: Context, nbytes: int) -> int:
+    """The limit of a call; with none, one of which blocks of ``nbytes`` in all, twice and padded, are half at most."""
     if given is not None:
         return int(given)
     text = os.environ.get(LIMIT_VARIABLE)
@@ -269,7 +270,7 @@ def _memory_limit(given: int | None, context: Context) -> int:
             return int(text)
         except ValueError:
             raise ValueError(f"{LIMIT_VARIABLE} is {text!r}; it must be a number of bytes") from None
-    return int(available_memory(context) * FREE_SHARE)
+    return int(available_memory(context, 4 * nbytes) * FREE_SHARE)
 
 
 def _scale(c: Array, beta: float) -> None:

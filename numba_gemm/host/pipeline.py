@@ -15,7 +15,8 @@ stream ``down``     copies to the host
 
 What may run when is decided by events alone:
 
-* a multiplication waits for the last copy into its slots of A and B (the ``up`` stream is in order);
+* a multiplication waits for the last of the copies to the device that come before it in the order of the steps (the
+  ``up`` stream is in order; copies that need no staging buffer are put on it ahead of multiplications before them);
 * what is first to write to a slot after a :class:`~numba_gemm.host.steps.Claim` waits for all that used the slot
   before; what adds to a strip of C waits for all that wrote to its slot;
 * the copy of a strip to the host waits for its multiplication;
@@ -40,8 +41,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from numba_gemm.arrays.operand import byte_range
 from numba_gemm.host.engine import Engine
-from numba_gemm.host.steps import Claim, Download, Home, Multiply, Part, Slot, Span, Step, Upload
+from numba_gemm.host.steps import Claim, Download, Home, Multiply, Part, Slot, Span, Step, Upload, uploads_first
 from numba_gemm.host.transfer import Chunk, Transfer, copy_elements, staged_view
 
 #: Told how many multiply-adds are done, of how many.
@@ -130,6 +132,9 @@ class Pipeline:
         self._launched: deque[tuple[Any, int]] = deque()
         self._done = self._reported = 0
         self._multiplications = 0
+        self._uploaded: deque[Any] = deque()  # events of the uploads that a multiplication may still wait for
+        self._uploads_passed = 0  # those that came before them
+        self._page_locked: dict[tuple[str, int], bool] = {}
         self._last: Any = None  # event of the last multiplication
         self._aborted = False
 
@@ -140,7 +145,7 @@ class Pipeline:
         it leaves here.
         """
         try:
-            for step in steps:
+            for step in uploads_first(steps, self._is_direct):
                 if isinstance(step, Upload):
                     self._upload(step)
                 else:
@@ -239,6 +244,17 @@ class Pipeline:
 
     def _ready(self, state: _SlotState) -> None:
         state.ready = state.users[self._engine.up] = self._engine.record(self._engine.up)
+        self._uploaded.append(state.ready)
+
+    def _is_direct(self, step: Upload) -> bool:
+        """Whether the array that an upload is of lies in page-locked memory."""
+        key = step.home.slot.matrix, step.part.product
+        if key not in self._page_locked:
+            array = self._arrays[key[0]][key[1]]
+            start = array.__array_interface__["data"][0]
+            low, high = byte_range(start, array.shape, array.strides, array.itemsize)
+            self._page_locked[key] = self._engine.is_page_locked(low, high - low)
+        return self._page_locked[key]
 
     # --- slots
 
@@ -265,8 +281,11 @@ class Pipeline:
         self._multiplications += 1
         target = self._slots[step.c.slot]
         used = [self._slots[home.slot] for home in (step.a, step.b) if home is not None]
-        for state in used:
-            engine.wait(stream, state.ready)
+        if step.copies:
+            while self._uploads_passed < step.copies - 1:
+                self._uploaded.popleft()
+                self._uploads_passed += 1
+            engine.wait(stream, self._uploaded[0])
         if step.depth != target.depth:
             target.depth = step.depth
             target.below = {other: user for other, user in target.users.items() if other in engine.compute}

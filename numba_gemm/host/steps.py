@@ -6,8 +6,8 @@ A step names the memory that it touches; which step waits for which follows from
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -73,7 +73,8 @@ class Upload:
 class Multiply:
     """A strip of C: rows × columns, over ``depth`` of k; added to what is there if ``accumulate``.
 
-    ``a`` and ``b`` are None for operands that were on the device before.
+    ``a`` and ``b`` are None for operands that were on the device before. ``copies`` is the number of uploads, of all
+    those of the run, that it comes after.
     """
 
     part: Part
@@ -82,6 +83,7 @@ class Multiply:
     b: Home | None
     c: Home
     accumulate: bool
+    copies: int = 0
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,28 @@ def _strips(
             columns_there = piece[1]
             if rows_there > rows[0]:
                 yield from strip((rows[0], rows_there), piece)
+
+
+def uploads_first(steps: Iterable[Step], is_direct: Callable[[Upload], bool]) -> Iterator[Step]:
+    """The same steps with uploads moved to before multiplications and downloads, and the uploads before each counted.
+
+    The bus isn't to wait for a thread that has launches to make. Only uploads that need no staging buffer are moved
+    (``is_direct``), and none past a claim, which is where a slot gets another block.
+    """
+    held: list[Step] = []
+    uploads = 0
+    for step in steps:
+        if isinstance(step, Multiply):
+            held.append(replace(step, copies=uploads))
+        elif isinstance(step, Download):
+            held.append(step)
+        else:
+            if isinstance(step, Claim) or not is_direct(step):
+                yield from held
+                held.clear()
+            uploads += isinstance(step, Upload)
+            yield step
+    yield from held
 
 
 def _pieces(span: Span, step: int) -> list[Span]:

@@ -15,6 +15,7 @@ from numba_gemm.host import pipeline as pipeline_module
 from numba_gemm.host.blocks import Grain, choose_blocks
 from numba_gemm.host.multiply import run_blocks
 from numba_gemm.host.operands import describe
+from numba_gemm.host.steps import Claim, Multiply, Upload, product_steps, uploads_first
 
 #: Everything small, so that small products are cut in many blocks and pieces.
 GRAIN = Grain(
@@ -139,6 +140,32 @@ def test_page_locked_arrays_are_copied_as_they_lie(layout, policy):
     _, engine = run(a, b, c, page_locked=lambda address: True, **policy)
     np.testing.assert_array_equal(c, expected)
     assert engine.direct_copies > 0
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+@pytest.mark.parametrize("limit", [1 << 20, 8192])
+def test_direct_copies_to_the_device_come_before_the_multiplications_of_their_block(limit, beta):
+    generator = np.random.default_rng(0)
+    a, b, c = integers(generator, (64, 16)), integers(generator, (16, 64)), integers(generator, (64, 64))
+    _, call = describe(a, b, c, 1.0, beta)
+    blocking = choose_blocks(call.shape, limit, GRAIN)
+    steps = list(product_steps(call.shape, blocking, [(1, 2)]))
+    moved = list(uploads_first(steps, lambda step: True))
+    uploads = [step for step in steps if isinstance(step, Upload)]
+    assert [step for step in moved if isinstance(step, Upload)] == uploads
+    late = False  # whether something else has come since the last claim
+    for step in moved:
+        late = not isinstance(step, Claim) and (late or not isinstance(step, Upload))
+        assert not (late and isinstance(step, Upload))
+    # Each waits for the uploads that came before it as the steps were, and no more.
+    before = [
+        sum(isinstance(one, Upload) for one in steps[:at])
+        for at, step in enumerate(steps)
+        if isinstance(step, Multiply)
+    ]
+    assert [step.copies for step in moved if isinstance(step, Multiply)] == before
+    staged = list(uploads_first(steps, lambda step: False))
+    assert [type(step) for step in staged] == [type(step) for step in steps]
 
 
 def test_half_precision_sums_pass_from_block_to_block_in_single():
