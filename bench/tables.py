@@ -47,6 +47,10 @@ _TABLE = re.compile(
 
 #: The table of all suites.
 SUMMARY = "suites"
+#: The suite of rows that say where the time goes; bench/stalls.py makes them.
+STALLS = "stalls"
+#: Stall reasons that are shown of each launch.
+STALLS_SHOWN = 3
 
 Record = dict[str, Any]
 Cells = Sequence[str]
@@ -165,6 +169,8 @@ def caption(record: Record, source: str) -> str:
     parts += [f"{package} {versions[package]}" for package in shown if package in versions]
     if where.get("dram_gbs"):
         parts.append(f"roof {where['peak_fp32_tflops']:.1f} TFLOP/s and {where['dram_gbs']:.0f} GB/s")
+    if where.get("ncu"):
+        parts.append(f"Nsight Compute {where['ncu'].removeprefix('Version ').partition(' ')[0]}")
     parts += [where["date"], f"`{source}`"]
     return f"*{'; '.join(parts)}*"
 
@@ -173,6 +179,8 @@ def render(record: Record, arch: str | None = None) -> str:
     """A record's table, in the form that suits what was measured; of a resource report, for one architecture."""
     if record["rows"]:
         rows = record["rows"]
+        if rows[0]["suite"] == STALLS:
+            return stalls_view(rows)
         if rows[0].get("dtype") in ("float16", "bfloat16") and not rows[0].get("counters"):
             return half_view(rows)
         return _VIEWS.get(rows[0]["suite"], suite_view)(rows)
@@ -334,6 +342,29 @@ def host_view(rows: list[Record]) -> str:
         name = f"`{row['kernel']}`" if "(" in row["kernel"] else row["kernel"]
         lines.append([name, microseconds(row["us"]) if row["us"] is not None else "not measured"])
     return markdown(["call", "time on the host"], lines)
+
+
+def stalls_view(rows: list[Record]) -> str:
+    """One line a launch that multiplies: its time, how busy the units are, and what its warps wait for."""
+    lines = []
+    for row in rows:
+        if row["main"]:
+            config = short_config(row["config"]) if "block_m=" in row["config"] else ""
+            cells = ["failed", *["–"] * 5] if row["error"] else stalls_cells(row)
+            lines.append([row["dtype"], _shape(row), f"{row['kernel']} {config}".strip(), *cells])
+    header = ["type", "M×N×K", "kernel", "time", "issue slots busy, %", "busiest pipe, %", "DRAM, %", "L2, %"]
+    return markdown([*header, "longest stalls, % of all"], lines, left=3)
+
+
+def stalls_cells(row: Record) -> list[str]:
+    """A launch's time, busy issue slots, busiest pipe, DRAM and L2, all in %, and the longest stalls of its warps."""
+    issue = None if row["issue_active"] is None else 100 * row["issue_active"]
+    shares = ["–" if value is None else f"{value:.0f}" for value in (issue, row["dram"], row["l2"])]
+    pipe = next((f"{name.replace('_', ' ')} {value:.0f}" for name, value in row["pipes"].items()), "–")
+    whole = sum(row["stalls"].values()) or 1
+    longest = list(row["stalls"].items())[:STALLS_SHOWN]
+    stalls = ", ".join(f"{name.replace('_', ' ')} {100 * value / whole:.0f}" for name, value in longest)
+    return [microseconds(row["us"]), shares[0], pipe, *shares[1:], stalls or "–"]
 
 
 def resources_view(reports: list[Record]) -> str:

@@ -36,7 +36,7 @@ from numba_gemm.compile.resources import read_resources  # noqa: E402
 from numba_gemm.device.context import Context, Device, current_context  # noqa: E402
 from numba_gemm.device.launch import launch  # noqa: E402
 from numba_gemm.device.module import Function, load  # noqa: E402
-from numba_gemm.tensorcore import t4  # noqa: E402
+from numba_gemm.tensorcore import splitk_reduce  # noqa: E402
 from numba_gemm.tensorcore.t4 import T4Parameters  # noqa: E402
 from numba_gemm.tensorcore.t4_choose import FORMS  # noqa: E402
 from numba_gemm.timing import set_count, time_interleaved  # noqa: E402
@@ -75,7 +75,7 @@ class Built:
                 raise ValueError(f"{self.parameters.dynamic_shared_bytes} bytes of shared memory are too many here")
             self.kernels.append(compiled(self.parameters.render(), "t4", arch, capability))
             if self.parameters.split_k:
-                ptx = t4.render_reduce(self.parameters.c_dtype)
+                ptx = splitk_reduce.render(self.parameters.c_dtype)
                 self.kernels.append(compiled(ptx, "splitk_reduce", arch, capability))
         except Exception as error:
             self.error = one_line(error)
@@ -120,8 +120,8 @@ class Built:
         launch(self.function, grid, block, abi, values, dynamic_shared_bytes=p.dynamic_shared_bytes, stream=stream)
         if self.reduce is not None:
             values = (workspace, c.data_ptr(), m, n, c.stride(0), alpha, beta, splits, 0)
-            block = (t4.REDUCE_THREADS, 1, 1)
-            launch(self.reduce, t4.reduce_grid(m, n), block, PARAMETERS["splitk_reduce"], values, stream=stream)
+            block = (splitk_reduce.THREADS, 1, 1)
+            launch(self.reduce, splitk_reduce.grid(m, n), block, PARAMETERS["splitk_reduce"], values, stream=stream)
 
 
 def compiled(ptx: str, entry: str, arch: str, capability: tuple[int, int]) -> CompiledKernel:
@@ -145,7 +145,9 @@ def check(built: Built, m: int, n: int, k: int, splits: int) -> None:
     """Compare some rows of two products with float64; sets ``error``."""
     p = built.parameters
     stream = torch.cuda.current_stream().cuda_stream
-    workspace = torch.full((max(1, p.workspace_bytes(m, n, splits)),), 0xFF, dtype=torch.uint8, device="cuda")
+    workspace = torch.full(
+        (max(1, splitk_reduce.workspace_bytes(m, n, splits)),), 0xFF, dtype=torch.uint8, device="cuda"
+    )
     for alpha, beta, padded in ((1.0, 0.0, False), (2.0, -1.0, True)):
         am, an, ak = (m, n, k) if not padded else ODD
         a = operand(am, ak, p.a_layout, DTYPES[p.dtype], -(ak if p.a_layout == "row" else am) % 8)
@@ -156,7 +158,9 @@ def check(built: Built, m: int, n: int, k: int, splits: int) -> None:
         before = c.clone()
         if padded and p.split_k:
             splits = 3
-            workspace = torch.full((p.workspace_bytes(am, an, splits),), 0xFF, dtype=torch.uint8, device="cuda")
+            workspace = torch.full(
+                (splitk_reduce.workspace_bytes(am, an, splits),), 0xFF, dtype=torch.uint8, device="cuda"
+            )
         extra = {"splits": splits, "workspace": workspace.data_ptr()} if p.split_k else {}
         built.launch(a, b, c, stream, alpha=alpha, beta=beta, **extra)
         torch.cuda.synchronize()
@@ -244,7 +248,7 @@ def time_deep(context: Context, pool: concurrent.futures.Executor, args: argpars
     a = [operand(m, k, a_layout, dtype) for _ in range(sets)]
     b = [operand(k, n, b_layout, dtype) for _ in range(sets)]
     c = [torch.empty(m, n, device="cuda", dtype=dtype) for _ in range(sets)]
-    space = torch.empty(T4Parameters.workspace_bytes(m, n, 256), dtype=torch.uint8, device="cuda")
+    space = torch.empty(splitk_reduce.workspace_bytes(m, n, 256), dtype=torch.uint8, device="cuda")
     contenders: list[Callable[[int, int], None]] = []
     names: list[str] = []
     peer, _ = find_peer("auto", LONG[args.dtype])

@@ -15,6 +15,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,8 @@ SCHEMA = 1
 #: Tables that ship with the library.
 SHIPPED_FOLDER = Path(__file__).resolve().parent / "tuned_tables"
 _SOURCES = ("fp32", "tensorcore", "intrinsics")
+#: The end of a line that a docstring may follow.
+_OPENS_BLOCK = re.compile(r":\s*(#.*)?$")
 
 
 class Choice(NamedTuple):
@@ -49,7 +52,7 @@ class Table:
     ----------
     gpu : the driver's name of it.
     driver : the CUDA version that its driver supports, ``"13.0"``.
-    version, kernels : of the library, and a hash of its kernels' sources.
+    version, kernels : of the library, and its :func:`kernels_digest`.
     choices : by :func:`key_of`.
     """
 
@@ -139,15 +142,67 @@ def user_folder() -> Path | None:
 
 @functools.cache
 def kernels_digest() -> str:
-    """A hash of the sources of the kernels and of how their forms are described."""
-    package = Path(__file__).resolve().parent
+    """A hash of the code of the kernels and of how their forms are described; see :func:`digest_of`."""
+    return digest_of(Path(__file__).resolve().parent)
+
+
+def digest_of(package: Path) -> str:
+    """A hash of what decides the kernels of a copy of this package: their files without what :func:`code_of` drops.
+
+    The cost models (files with "choose" in their name) don't count: they decide where a table is silent.
+    """
     ptx = package / "ptx" if (package / "ptx").is_dir() else package.parent / "ptx"
-    files = [file for name in _SOURCES for file in (package / name).rglob("*.py")] + list(ptx.iterdir())
+    files = [file for name in _SOURCES for file in (package / name).rglob("*.py")]
+    files += [file for file in ptx.iterdir() if file.suffix in (".ptx", ".j2")]
     digest = hashlib.sha256()
-    for file in sorted(files, key=lambda file: file.name):
-        if file.is_file():
-            digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    for file in sorted(files, key=lambda file: (file.parent.name, file.name)):
+        if "choose" not in file.name:
+            text = file.read_text(encoding="utf-8")
+            code = code_of(text) if file.suffix == ".py" else ptx_code_of(text)
+            digest.update(f"{file.parent.name}/{file.name}\0{code}\0".encode())
     return digest.hexdigest()[:16]
+
+
+def code_of(text: str) -> str:
+    """Python source without docstrings, comment lines, blank lines and trailing blanks.
+
+    Line by line, so that it doesn't depend on the Python that reads it. Other triple-quoted strings stay as they are.
+    """
+    kept: list[str] = []
+    inside = ""  # "docstring" or "string", from a line that opens one to that which closes it
+    for line in text.split("\n"):
+        bare = line.strip()
+        if inside:
+            closes = line.count('"""') % 2 == 1
+            if inside == "string" or (closes and not bare.endswith('"""')):
+                kept.append(line)
+            inside = "" if closes else inside
+            continue
+        if not bare or bare[0] == "#":
+            continue
+        if '"""' in bare:
+            alone = bare.startswith(('"""', 'r"""')) and (not kept or _OPENS_BLOCK.search(kept[-1]))
+            if bare.count('"""') % 2 == 1:
+                inside = "docstring" if alone else "string"
+            if alone and (inside or bare.endswith('"""')):
+                continue
+            kept.append(line if inside else line.rstrip())
+            continue
+        kept.append(line.rstrip())
+    return "\n".join(kept)
+
+
+def ptx_code_of(text: str) -> str:
+    """PTX, or a template of it, without comment lines, blank lines and trailing blanks.
+
+    What begins with ``//@`` is code of the form for another type, and a line with a template's tag does something.
+    """
+    lines = (line.rstrip() for line in text.split("\n"))
+    return "\n".join(line for line in lines if line and not _is_comment(line.lstrip()))
+
+
+def _is_comment(line: str) -> bool:
+    return line.startswith("##") or (line.startswith("//") and not line.startswith("//@") and "<%" not in line)
 
 
 def find_choice(problem: Problem, gpu: str, driver: str) -> Choice | None:

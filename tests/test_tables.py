@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -184,6 +185,42 @@ def test_all_suites_in_one_table(tables, root):
     assert run(tables, root, "--check") == 0
     Record(ENVIRONMENT, [auto]).write(root / "bench/results/nvidia-h100/square.json")
     assert run(tables, root) == 1, "two folders: one must be named"
+
+
+def test_stalls_of_the_launches_that_multiply(tables, root):
+    """One line a main launch, bfloat16 rows too; the record's path and the version of ncu below."""
+    fields = {"suite": "stalls", "dtype": "float32", "m": 4096, "n": 4095, "k": 4096, "error": "", "main": True}
+    config = "block_k=16 block_m=128 block_n=64 stages=3"
+    row = fields | {"kernel": "v8", "config": config, "us": 2871.4, "issue_active": 0.846, "dram": 7.2, "l2": None}
+    row |= {
+        "pipes": {"fmaheavy": 88.1, "fma": 86.0},
+        "stalls": {"not_selected": 3.0, "wait": 0.6, "gmma": 0.3, "x": 0.1},
+    }
+    gemv = row | {"dtype": "bfloat16", "n": 4096, "kernel": "gemv", "config": "form=across lanes=16", "us": 9.0}
+    other = row | {"main": False, "us": 0.123}
+    failed = fields | {
+        "kernel": "auto",
+        "config": "",
+        "us": None,
+        "pipes": None,
+        "stalls": None,
+        "error": "CudaError: no",
+    }
+    environment = ENVIRONMENT | {"ncu": "Version 2025.3.1.0 (build 1) (public-release)"}
+    path = root / "bench/results/nvidia-h200/stalls.json"
+    (root / "README.md").write_text("<!-- table: nvidia-h200/stalls -->\n<!-- end table -->\n")
+    for first, *rest in ([row, other, gemv, failed], [gemv, failed, row]):
+        path.write_text(json.dumps({"schema": 1, "environment": environment, "rows": [first, *rest]}))
+        assert run(tables, root) == 0
+        assert run(tables, root, "--check") == 0
+        text = (root / "README.md").read_text()
+        stalls = "not selected 75, wait 15, gmma 8"
+        assert f"| float32 | 4096×4095×4096 | v8 128×64×16/3 | 2.87 ms | 85 | fmaheavy 88 | 7 | – | {stalls} |" in text
+        assert f"| bfloat16 | 4096³ | gemv | 9.0 µs | 85 | fmaheavy 88 | 7 | – | {stalls} |" in text
+        assert "| float32 | 4096×4095×4096 | auto | failed | – | – | – | – | – |" in text
+        assert "0.1 µs" not in text
+        assert "; Nsight Compute 2025.3.1.0; 2026-11-29; `bench/results/nvidia-h200/stalls.json`*" in text
+        assert text.count("4096³") == 1
 
 
 def test_every_kind_of_record_has_a_table(tables):

@@ -24,7 +24,7 @@ Bound by     device memory: an element is read once and written once.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -45,6 +45,9 @@ from numba_gemm.spec import MAX_GRID, MAX_GRID_Z, Addresses, Config, Geometry, K
 
 MAX_EXTENT = 2**31 - 1
 
+#: Parts of a workspace begin at multiples of this many bytes.
+WORKSPACE_ALIGNMENT = 256
+
 #: Below this many elements along the source's closest axis, lanes that ran along it would mostly idle.
 FEWEST_ROWS = 8
 
@@ -57,6 +60,29 @@ class Copy(NamedTuple):
     grid: tuple[int, int, int]
     threads: int
     values: tuple[int, ...]
+
+    def launch(self, addresses: Callable[[Addresses], tuple[int, int]]) -> KernelLaunch:
+        """The launch where source and target, as :func:`copies` was given them, are so far past two later addresses."""
+        source, target, *rest = self.values
+
+        def values(at: Addresses) -> tuple[Any, ...]:
+            from_address, to_address = addresses(at)
+            return (from_address + source, to_address + target, *rest)
+
+        return KernelLaunch(self.spec, self.config, self.grid, PARAMETERS[self.spec.abi], values)
+
+
+class Workspace:
+    """The workspace of a plan while it is parcelled out to copies and partial sums; ``size`` is in bytes."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def reserve(self, nbytes: int) -> int:
+        """Room for so many bytes: its offset."""
+        begin = -(-self.size // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
+        self.size = begin + nbytes
+        return begin
 
 
 def copies(

@@ -12,14 +12,12 @@ A tile that one block computed whole is left alone: v8 has stored it already.
 
 from __future__ import annotations
 
-from numba_gemm.abi import PARAMETERS
 from numba_gemm.spec import Config, Geometry, KernelSpec, make_config
 
 THREADS = 256
 #: Slices of a tile's parts where a tile has more than this many.
 SLICES, MANY_PARTS = 8, 16
 ROUND = 8  # parts that a thread loads at once
-PARAMETER_LIST = PARAMETERS["split_k_sum"]
 
 
 def form(block_m: int, block_n: int, group_m: int, c_width: int, parts: int) -> Config:

@@ -52,8 +52,6 @@ from numba_gemm.spec import (
     batch_addresses,
 )
 
-#: Parts of the workspace begin at multiples of this many bytes.
-WORKSPACE_ALIGNMENT = 256
 #: Rows of a copied factor begin at multiples of so many elements: 128 bytes, a line of the L2. Otherwise each 128 bytes
 #: that a tile takes of a row lie in two lines.
 LINE = 32
@@ -89,22 +87,10 @@ def candidates(problem: Problem, sm_count: int, arch: tuple[int, int]) -> list[C
     return [choice.config for choice in found if choice.cycles <= WORTH_TIMING * found[0].cycles][:MOST_CANDIDATES]
 
 
-class _Workspace:
-    """Where the parts of a plan's workspace begin."""
-
-    def __init__(self) -> None:
-        self.size = 0
-
-    def take(self, number_of_bytes: int) -> int:
-        begin = -(-self.size // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
-        self.size = begin + number_of_bytes
-        return begin
-
-
 def plan(spec: KernelSpec, problem: Problem, config: Config) -> LaunchPlan:
     """Copies of misaligned factors if the config asks for them, the product, and the sum of parts if K is split."""
     launch = dict(config)
-    workspace = _Workspace()
+    workspace = repack.Workspace()
     launches: list[KernelLaunch] = []
     moved: dict[str, int] = {}
     p = problem
@@ -121,7 +107,7 @@ def plan(spec: KernelSpec, problem: Problem, config: Config) -> LaunchPlan:
     per_block = -(-split_tiles * stages // split_blocks) if split_blocks else 0
     tile_bytes = 4 * parameters.block_m * parameters.block_n
     begin_parts = (
-        workspace.take(tile_bytes * (split_tiles + split_blocks) * min(p.batch, MAX_GRID_Z)) if per_block else 0
+        workspace.reserve(tile_bytes * (split_tiles + split_blocks) * min(p.batch, MAX_GRID_Z)) if per_block else 0
     )
     tiles = parameters.tiles(p.m, p.n)
     form = tuple(item for item in config if item[0] not in LAUNCH_KEYS)
@@ -159,7 +145,7 @@ def plan(spec: KernelSpec, problem: Problem, config: Config) -> LaunchPlan:
     return LaunchPlan(tuple(launches), workspace.size, per_block * parameters.block_k if whole else 0, main)
 
 
-def _copied(problem: Problem, name: str, workspace: _Workspace) -> tuple[list[KernelLaunch], Problem, int]:
+def _copied(problem: Problem, name: str, workspace: repack.Workspace) -> tuple[list[KernelLaunch], Problem, int]:
     """Launches that copy A into columns or B into rows of the workspace, 16-byte aligned; the problem with the copy in
     its place; where the copy begins."""
     p, itemsize = problem, ITEMSIZE[problem.dtype]
@@ -171,25 +157,19 @@ def _copied(problem: Problem, name: str, workspace: _Workspace) -> tuple[list[Ke
     padded = -(-extent // VECTOR) * VECTOR
     target_stride = padded if extent <= LINE else -(-extent // LINE) * LINE
     matrices = p.batch if apart else 1
-    begin = workspace.take(itemsize * matrices * p.k * target_stride)
+    begin = workspace.reserve(itemsize * matrices * p.k * target_stride)
     target_apart = p.k * target_stride if apart else 0
     target_strides = (target_apart, target_stride, 1)
     # The kernel reads whole groups of four: zeros fill up the last one.
     shape, strides = (matrices, p.k, extent), (apart, along, across)
     made = repack.copies(itemsize, shape, offset, strides, 0, target_strides, filled=True)
 
-    def launch(copy: repack.Copy) -> KernelLaunch:
-        source, target, *rest = copy.values
-
-        def values(at: Addresses) -> tuple[Any, ...]:
-            from_address = at.a if name == "a" else at.b
-            return (from_address + source - offset, at.workspace + begin + target, *rest)
-
-        return KernelLaunch(copy.spec, copy.config, copy.grid, PARAMETERS[copy.spec.abi], values)
+    def addresses(at: Addresses) -> tuple[int, int]:
+        return (at.a if name == "a" else at.b) - offset, at.workspace + begin
 
     new: dict[str, Any] = {f"ld{name}": target_stride, f"{name}_offset": 0, f"batch_stride_{name}": target_apart}
     new[f"{name}_layout"] = "column" if name == "a" else "row"
-    return [launch(copy) for copy in made], dataclasses.replace(p, **new), begin
+    return [copy.launch(addresses) for copy in made], dataclasses.replace(p, **new), begin
 
 
 def _configs() -> tuple[Config, ...]:

@@ -1,12 +1,23 @@
-"""The hand-written PTX files: where they are, and how one text serves FP16 and BF16."""
+"""The hand-written PTX files: where they are, what types are called there, and how one text serves FP16 and BF16."""
 
 from __future__ import annotations
 
 import re
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from numba_gemm.errors import NumbaGemmError
+
+#: Elements of A and B, and of C, by the names that PTX has for them; which dimension of a matrix is contiguous.
+Element = Literal["f16", "bf16"]
+OutputElement = Literal["f16", "bf16", "f32"]
+Layout = Literal["row", "column"]
+
+HALF_DTYPES = ("float16", "bfloat16")
+#: The library's name of a type → that of PTX, and back.
+SHORT_NAMES: dict[str, OutputElement] = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
+LONG_NAMES: dict[str, str] = {short: long for long, short in SHORT_NAMES.items()}
 
 #: In an installed package the files lie inside it, in a checkout beside it.
 _PACKAGE = Path(__file__).resolve().parents[1]

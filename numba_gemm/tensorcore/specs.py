@@ -1,4 +1,4 @@
-"""What the rest of the library knows of the tensor-core kernels: t1 … t4 and the reduction behind split-K."""
+"""What the rest of the library knows of the tensor-core kernels t1 … t4."""
 
 from __future__ import annotations
 
@@ -19,12 +19,8 @@ from numba_gemm.spec import (
     batch_addresses,
     make_config,
 )
-from numba_gemm.tensorcore import t4, t4_choose, tma
-from numba_gemm.tensorcore.source import load_ptx, specialise
-
-HALF_DTYPES = ("float16", "bfloat16")
-SHORT_NAMES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}
-LONG_NAMES = {short: long for long, short in SHORT_NAMES.items()}
+from numba_gemm.tensorcore import splitk_reduce, t4, t4_choose, tma
+from numba_gemm.tensorcore.source import HALF_DTYPES, LONG_NAMES, SHORT_NAMES, load_ptx, specialise
 
 
 def _lesson_kernel(
@@ -145,7 +141,7 @@ def _t4_plan(spec: KernelSpec, problem: Problem, config: Config) -> LaunchPlan:
     if not parameters.split_k:
         return LaunchPlan(tuple(launches))
     # Launches follow one another on a stream, so the parts of the next 65535 products take the place of the last.
-    workspace = t4.T4Parameters.workspace_bytes(p.m, p.n, splits) * min(MAX_GRID_Z, p.batch)
+    workspace = splitk_reduce.workspace_bytes(p.m, p.n, splits) * min(MAX_GRID_Z, p.batch)
     return LaunchPlan(tuple(launches), workspace, per_split)
 
 
@@ -178,41 +174,10 @@ def _t4_launches(
     def part_values(at: Addresses) -> tuple[Any, ...]:
         return (*values(at), at.workspace, per_split)
 
-    def reduce_values(at: Addresses) -> tuple[Any, ...]:
-        c = batch_addresses(p, at, first)[2]
-        return (at.workspace, c, p.m, p.n, p.ldc, p.alpha, p.beta, splits, p.batch_stride_c)
-
-    slices = t4.reduce_slices(p.m, p.n, splits)
-    reduce_blocks, _, _ = t4.reduce_grid(p.m, p.n, slices)
-    reduce_config = make_config(dtype=p.c_dtype, slices=slices)
     return (
         KernelLaunch(spec, form, (x, y, count), PARAMETERS[f"{abi}_split_k"], part_values),
-        KernelLaunch(REDUCE, reduce_config, (reduce_blocks, 1, count), PARAMETERS["splitk_reduce"], reduce_values),
+        splitk_reduce.reduction(p, first, count, splits),
     )
-
-
-def _reduce_build(dtype: str, slices: int, dependent: int = 0) -> str:
-    return t4.render_reduce(SHORT_NAMES[dtype], slices, dependent=bool(dependent))  # type: ignore[arg-type]
-
-
-REDUCE = KernelSpec(
-    name="splitk_reduce",
-    title="reduce",
-    idea="adds the partial products of split-K in a fixed order",
-    block_tile=(1, 4 * t4.REDUCE_THREADS // t4.REDUCE_SLICES, 1),
-    thread_tile=(1, 4),
-    threads=t4.REDUCE_THREADS,
-    loads_per_fma=None,
-    build=_reduce_build,
-    source="ptx",
-    dtypes=("float32", *HALF_DTYPES),
-    min_arch=(8, 0),
-    configs=tuple(make_config(dtype=dtype, slices=slices) for dtype in LONG_NAMES.values() for slices in (8, 1)),
-    abi="splitk_reduce",
-    helpers=("numba_gemm.tensorcore.t4",),
-    files=("splitk_reduce.ptx.j2",),
-    entry_name="splitk_reduce",
-)
 
 
 def _t4_forms() -> list[Config]:
@@ -242,7 +207,7 @@ T4 = KernelSpec(
     configs=_T4_CONFIGS,
     abi="t4",
     batched=True,
-    helpers=("numba_gemm.tensorcore.t4", "numba_gemm.tensorcore.t4_operand"),
+    helpers=tuple(f"numba_gemm.tensorcore.{name}" for name in ("t4", "t4_operand", "templates", "source")),
     files=("t4.ptx.j2", "t4_tma.ptx.j2", "t4_macros.ptx.j2", "t4_epilogue.ptx.j2"),
     entry_name="t4",
     geometry_of=_t4_geometry,

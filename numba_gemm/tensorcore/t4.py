@@ -9,19 +9,14 @@ copies started, is decided here; the template spells it out.
 from __future__ import annotations
 
 import functools
-import operator
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from numba_gemm.errors import KernelConstraintError
-from numba_gemm.tensorcore.source import ptx_path
+from numba_gemm.tensorcore.source import Element, Layout, OutputElement
 from numba_gemm.tensorcore.t4_operand import PANEL, Copy, Operand
-
-Element = Literal["f16", "bf16"]
-OutputElement = Literal["f16", "bf16", "f32"]
-Layout = Literal["row", "column"]
+from numba_gemm.tensorcore.templates import render_template
 
 #: Dimensions up to here keep every index of the kernel below 2³¹.
 MAX_DIMENSION = 2**31 - 4096
@@ -33,11 +28,6 @@ SMALLEST_SHARED_LIMIT = 99 * 1024
 
 #: The first compute capability that has TMA.
 TMA_SINCE = (9, 0)
-
-#: Threads of a block of ``splitk_reduce``: slices of the splits times lanes with four columns each.
-REDUCE_THREADS, REDUCE_SLICES = 256, 8
-#: Groups of four columns from which on, with few splits, a thread for each fills the GPU.
-REDUCE_MANY = 32768
 
 
 class Event(NamedTuple):
@@ -331,11 +321,6 @@ class T4Parameters:
         per_split = -(-k // splits)
         return -(-per_split // self.block_k) * self.block_k
 
-    @staticmethod
-    def workspace_bytes(m: int, n: int, splits: int) -> int:
-        """Bytes of FP32 partial sums: ``splits`` matrices of M rows, each row padded to 4 elements."""
-        return splits * m * (-(-n // 4) * 4) * 4
-
     # --- schedule
 
     @property
@@ -387,70 +372,12 @@ class T4Parameters:
         return render(self)
 
 
-@functools.cache
-def _templates() -> Any:
-    import jinja2
-
-    # PTX writes registers as %name and vectors in braces, so blocks are <% %> or lines that start with %%.
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(ptx_path("t4.ptx.j2").parent),
-        undefined=jinja2.StrictUndefined,
-        block_start_string="<%",
-        block_end_string="%>",
-        comment_start_string="<#",
-        comment_end_string="#>",
-        line_statement_prefix="%%",
-        line_comment_prefix="##",
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
-    environment.globals["xor"] = operator.xor
-    environment.filters["lines"] = lambda text: str(text).rstrip("\n")
-    return environment
-
-
-def _tidy(text: str) -> str:
-    """No trailing blanks, no run of empty lines."""
-    return re.sub(r"\n{3,}", "\n\n", re.sub(r"[ \t]+\n", "\n", text))
-
-
 @functools.lru_cache(maxsize=64)
 def render(parameters: T4Parameters) -> str:
     """The PTX text of one form of t4; its entry is ``t4``."""
     a, b = parameters.operands  # the number of blocks doesn't appear in the text
-    template = _templates().get_template("t4_tma.ptx.j2" if parameters.tma else "t4.ptx.j2")
-    text = template.render(p=parameters, a=a, b=b, plan=parameters.copy_plan())
-    return _tidy(text)
-
-
-@functools.lru_cache(maxsize=8)
-def render_reduce(c_dtype: OutputElement, slices: int = REDUCE_SLICES, *, dependent: bool = False) -> str:
-    """The PTX text of ``splitk_reduce`` for one type of C; see :func:`reduce_slices`.
-
-    ``dependent``: for sm_90, where it may be launched while the kernel before it still runs, and waits for that one.
-    """
-    if c_dtype not in ("f16", "bf16", "f32"):
-        raise KernelConstraintError(f"splitk_reduce: c_dtype {c_dtype!r} is not 'f16', 'bf16' or 'f32'")
-    template = _templates().get_template("splitk_reduce.ptx.j2")
-    lanes = REDUCE_THREADS // slices
-    return _tidy(
-        template.render(c_dtype=c_dtype, lanes=lanes, slices=slices, threads=REDUCE_THREADS, dependent=dependent)
-    )
-
-
-def reduce_slices(m: int, n: int, splits: int) -> int:
-    """Slices of the splits that a block of ``splitk_reduce`` adds side by side: 1 or 8, which give the same bits.
-
-    With 8 slices and at most 8 splits each slice would have one split, or none.
-    """
-    return 1 if splits <= REDUCE_SLICES and m * -(-n // 4) >= REDUCE_MANY else REDUCE_SLICES
-
-
-def reduce_grid(m: int, n: int, slices: int = REDUCE_SLICES) -> tuple[int, int, int]:
-    """Blocks of ``splitk_reduce``: each adds up 32 groups of four columns, or 256 of them with one slice."""
-    return -(-m * -(-n // 4) // (REDUCE_THREADS // slices)), 1, 1
+    file = "t4_tma.ptx.j2" if parameters.tma else "t4.ptx.j2"
+    return render_template(file, p=parameters, a=a, b=b, plan=parameters.copy_plan())
 
 
 def check_depth(k: int) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from numba_gemm.tensorcore.t4 import REDUCE_SLICES, TMA_SINCE, T4Parameters, check_depth
+from numba_gemm.tensorcore import splitk_reduce
+from numba_gemm.tensorcore.t4 import TMA_SINCE, T4Parameters, check_depth
 
 
 class Form(NamedTuple):
@@ -172,7 +173,7 @@ def _cost(
     inputs = 2 * batch * (m + n) * k / (sm_count * INPUT_BYTES_PER_CYCLE)
     cost = LAUNCH_CYCLES + (busy**4 + inputs**4) ** 0.25
     if splits > 1:
-        partial = form.workspace_bytes(m, n, splits) * batch
+        partial = splitk_reduce.workspace_bytes(m, n, splits) * batch
         cost += REDUCE_CYCLES + partial / (sm_count * PARTIAL_BYTES_PER_CYCLE)
-        cost += (splits - 1) // (4 * REDUCE_SLICES) * REDUCE_ROUND_CYCLES
+        cost += (splits - 1) // (4 * splitk_reduce.SLICES) * REDUCE_ROUND_CYCLES
     return float(cost)

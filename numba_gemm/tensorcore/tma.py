@@ -1,10 +1,10 @@
-"""Which factors TMA can read as they lie, and the tensor maps by which it does."""
+"""Which factors TMA can read as they lie, whether it can store C, and the tensor maps by which it does."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from numba_gemm.problem import ALIGNMENT, Problem
+from numba_gemm.problem import ALIGNMENT, ITEMSIZE, Problem
 from numba_gemm.spec import TensorMap
 
 #: Elements of 16 bits in 16 bytes, and the stride in bytes from which on TMA can't follow.
@@ -44,9 +44,36 @@ def factor_map(
     """The map of ``count`` matrices of a batch, of which the first lies at ``address``; see :func:`unreadable`."""
     inner, outer, stride, apart = extents(problem, matrix)
     # Where there is one row, or one matrix, the stride is never used, but has to be one that TMA knows.
-    row_bytes = 2 * (stride if outer > 1 else -(-inner // _WIDTH) * _WIDTH)
+    row_bytes = 2 * (stride if outer > 1 else _rounded(inner))
     batch_bytes = 2 * apart if count > 1 else row_bytes
     return TensorMap(address, element, (inner, outer, count), (row_bytes, batch_bytes), box, swizzle)
+
+
+def stores(problem: Problem) -> bool:
+    """Whether TMA can store C as it lies: it writes rows in whole chunks of 16 bytes, also the last one of a row."""
+    p = problem
+    itemsize = ITEMSIZE[p.c_dtype]
+    if p.n * itemsize % ALIGNMENT:
+        return False
+    strides = [p.ldc] * (p.m > 1) + [p.batch_stride_c] * (p.batch > 1)
+    whole = all(s * itemsize % ALIGNMENT == 0 and 0 < s * itemsize < _STRIDE_LIMIT for s in strides)
+    return not p.c_offset and whole and (p.m == 1 or p.ldc >= p.n)
+
+
+def output_map(
+    problem: Problem, address: int, element: str, box: tuple[int, ...], swizzle: str, count: int
+) -> TensorMap:
+    """The map of ``count`` matrices C of a batch, of which the first lies at ``address``; see :func:`stores`."""
+    p = problem
+    itemsize = ITEMSIZE[p.c_dtype]
+    row_bytes = itemsize * (p.ldc if p.m > 1 else _rounded(p.n))
+    batch_bytes = itemsize * p.batch_stride_c if count > 1 else row_bytes
+    return TensorMap(address, element, (p.n, p.m, count), (row_bytes, batch_bytes), box, swizzle, "none")
+
+
+def _rounded(elements: int) -> int:
+    """A stride of 16-bit elements that holds so many and is a multiple of 16 bytes."""
+    return -(-elements // _WIDTH) * _WIDTH
 
 
 def extents(problem: Problem, matrix: Matrix) -> tuple[int, int, int, int]:

@@ -10,14 +10,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from numba_gemm.errors import KernelConstraintError
-from numba_gemm.tensorcore.t4 import _templates, _tidy
-
-Element = Literal["f16", "bf16"]
-OutputElement = Literal["f16", "bf16", "f32"]
-Layout = Literal["row", "column"]
+from numba_gemm.tensorcore.source import Element, Layout, OutputElement
+from numba_gemm.tensorcore.templates import render_template
 
 #: Elements of a row of a box: 128 bytes, the span of the widest swizzle.
 PANEL = 64
@@ -293,4 +290,4 @@ class W1Parameters:
 @functools.lru_cache(maxsize=64)
 def render(parameters: W1Parameters) -> str:
     """The PTX text of one form of w1."""
-    return _tidy(_templates().get_template("w1.ptx.j2").render(p=parameters))
+    return render_template("w1.ptx.j2", p=parameters)

@@ -10,14 +10,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from numba_gemm.errors import KernelConstraintError
-from numba_gemm.tensorcore.t4 import _templates, _tidy
-
-Element = Literal["f16", "bf16"]
-OutputElement = Literal["f16", "bf16", "f32"]
-Layout = Literal["row", "column"]
+from numba_gemm.tensorcore.source import Element, Layout, OutputElement
+from numba_gemm.tensorcore.templates import render_template
 
 #: Bytes of a row of a swizzled box, and of the period after which the swizzle repeats: what tiles are aligned to.
 ROW, PERIOD = 128, 1024
@@ -356,5 +353,4 @@ class W2Parameters:
 def render(parameters: W2Parameters) -> str:
     """The PTX text of one form of w2; its entry is ``w2``."""
     a, b = parameters.operands
-    names: dict[str, Any] = {"p": parameters, "a": a, "b": b}
-    return _tidy(_templates().get_template("w2.ptx.j2").render(**names))
+    return render_template("w2.ptx.j2", p=parameters, a=a, b=b)

@@ -19,8 +19,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from numba_gemm.errors import KernelConstraintError
-from numba_gemm.tensorcore.t4 import REDUCE_SLICES, T4Parameters
-from numba_gemm.tensorcore.w2 import MAX_DIMENSION, SHARED_LIMIT, Layout, OutputElement, W2Parameters
+from numba_gemm.tensorcore import splitk_reduce
+from numba_gemm.tensorcore.source import Layout, OutputElement
+from numba_gemm.tensorcore.w2 import MAX_DIMENSION, SHARED_LIMIT, W2Parameters
 
 
 class Product(NamedTuple):
@@ -357,7 +358,7 @@ def estimate(product: Product, choice: Choice, sm_count: int) -> float:
         moved = sum(amid[name] for name in choice.copied)
         cost += COPY_CYCLES + 4 * moved / (sm_count * COPY_BYTES_PER_CYCLE)
     if splits > 1:
-        partial = T4Parameters.workspace_bytes(product.m, product.n, splits) * product.batch
+        partial = splitk_reduce.workspace_bytes(product.m, product.n, splits) * product.batch
         cost += REDUCE_CYCLES + partial / (sm_count * PARTIAL_BYTES_PER_CYCLE)
-        cost += (splits - 1) // (4 * REDUCE_SLICES) * REDUCE_ROUND_CYCLES
+        cost += (splits - 1) // (4 * splitk_reduce.SLICES) * REDUCE_ROUND_CYCLES
     return float(cost)

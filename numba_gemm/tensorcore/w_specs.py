@@ -20,7 +20,7 @@ from typing import Any
 
 from numba_gemm.abi import PARAMETERS
 from numba_gemm.fp32 import repack
-from numba_gemm.problem import ALIGNMENT, ITEMSIZE, Problem, padded_stride, shares_lines
+from numba_gemm.problem import ITEMSIZE, Problem, padded_stride, shares_lines
 from numba_gemm.spec import (
     MAX_GRID_Z,
     Addresses,
@@ -32,16 +32,12 @@ from numba_gemm.spec import (
     TensorMap,
     make_config,
 )
-from numba_gemm.tensorcore import t4, tma, w_choose
-from numba_gemm.tensorcore.specs import HALF_DTYPES, LONG_NAMES, REDUCE, SHORT_NAMES
+from numba_gemm.tensorcore import splitk_reduce, tma, w_choose
+from numba_gemm.tensorcore.source import HALF_DTYPES, LONG_NAMES, SHORT_NAMES
 from numba_gemm.tensorcore.w1 import W1Parameters
-from numba_gemm.tensorcore.w2 import W2Parameters
+from numba_gemm.tensorcore.w2 import MAX_DIMENSION, W2Parameters
 
 HOPPER = (9, 0)
-#: Parts of a workspace begin at multiples of this many bytes.
-_WORKSPACE_ALIGNMENT = 256
-#: Elements of 16 bits in 16 bytes, and the stride in bytes from which on TMA can't follow.
-_WIDTH, _STRIDE_LIMIT = 8, 1 << 40
 #: What a launch decides, not the text of the kernel.
 _OF_LAUNCH = ("splits", "blocks", "swapped", "copied")
 _PARAMETERS: dict[str, type[W1Parameters | W2Parameters]] = {"w1": W1Parameters, "w2": W2Parameters}
@@ -104,50 +100,7 @@ def _geometry(kernel: str, config: Config) -> Geometry:
     return Geometry(tile, p.threads, p.dynamic_shared_bytes)
 
 
-def _w1_geometry(config: Config) -> Geometry:
-    return _geometry("w1", config)
-
-
-def _w2_geometry(config: Config) -> Geometry:
-    return _geometry("w2", config)
-
-
-def _w1_build(**values: int | str) -> str:
-    return w_parameters("w1", make_config(**values)).render()
-
-
-def _w2_build(**values: int | str) -> str:
-    return w_parameters("w2", make_config(**values)).render()
-
-
 # --- operands
-
-
-def stores_by_tma(problem: Problem) -> bool:
-    """Whether TMA can store C as it lies: it writes rows in whole chunks of 16 bytes, also the last one of a row."""
-    p = problem
-    itemsize = ITEMSIZE[p.c_dtype]
-    if p.n * itemsize % ALIGNMENT:
-        return False
-    strides = [p.ldc] * (p.m > 1) + [p.batch_stride_c] * (p.batch > 1)
-    whole = all(s * itemsize % ALIGNMENT == 0 and 0 < s * itemsize < _STRIDE_LIMIT for s in strides)
-    return not p.c_offset and whole and (p.m == 1 or p.ldc >= p.n)
-
-
-def _rounded(elements: int) -> int:
-    """A stride of 16-bit elements that holds so many and is a multiple of 16 bytes."""
-    return -(-elements // _WIDTH) * _WIDTH
-
-
-class _Workspace:
-    def __init__(self) -> None:
-        self.size = 0
-
-    def reserve(self, nbytes: int) -> int:
-        """Room for so many bytes: its offset."""
-        begin = -(-self.size // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT
-        self.size = begin + nbytes
-        return begin
 
 
 @dataclass(frozen=True)
@@ -163,7 +116,7 @@ class _Factor:
 
 
 def _readable(
-    problem: Problem, matrix: tma.Matrix, room: _Workspace, copied: str
+    problem: Problem, matrix: tma.Matrix, room: repack.Workspace, copied: str
 ) -> tuple[Problem, _Factor, list[KernelLaunch], list[str]]:
     """The problem with a factor that TMA can read, where that lies, and what is launched first, with the reason."""
     p = problem
@@ -188,19 +141,7 @@ def _readable(
         (between, padded, 1),
         filled=True,
     )
-    launches = []
-    for one in made:
-        from_bytes, to_bytes, *rest = one.values
-
-        def values(
-            at: Addresses,
-            from_bytes: int = from_bytes - offset,
-            to_bytes: int = to_bytes,
-            rest: tuple[int, ...] = tuple(rest),
-        ) -> tuple[Any, ...]:
-            return (given.address(at) + from_bytes, copy.address(at) + to_bytes, *rest)
-
-        launches.append(KernelLaunch(one.spec, one.config, one.grid, PARAMETERS[one.spec.abi], values))
+    launches = [one.launch(lambda at: (given.address(at) - offset, copy.address(at))) for one in made]
     if matrix == "A":
         p = replace(p, a_offset=0, lda=padded, batch_stride_a=between)
     else:
@@ -217,7 +158,7 @@ def _plan(spec: KernelSpec, problem: Problem, config: Config) -> LaunchPlan:
         int(values.get(key, default)) for key, default in zip(_OF_LAUNCH, (1, 0, 0), strict=False)
     )
     copied = str(values.get("copied", ""))
-    room = _Workspace()
+    room = repack.Workspace()
     p, a, before, notes = _readable(p, "A", room, copied)
     p, b, copies_of_b, notes_on_b = _readable(p, "B", room, copied)
     before = repack.in_one([*before, *copies_of_b])
@@ -225,7 +166,7 @@ def _plan(spec: KernelSpec, problem: Problem, config: Config) -> LaunchPlan:
     per_split = -(-depth // splits)
     partial = 0
     if form.split_k:
-        partial = room.reserve(t4.T4Parameters.workspace_bytes(p.m, p.n, splits) * min(MAX_GRID_Z, p.batch))
+        partial = room.reserve(splitk_reduce.workspace_bytes(p.m, p.n, splits) * min(MAX_GRID_Z, p.batch))
     product = _Product(spec, p, form, _text_config(config), a, b, splits, per_split, blocks, bool(swapped), partial)
     launches = [
         one
@@ -266,7 +207,9 @@ class _Product:
         # w1 doesn't wait by itself.
         overlaps = isinstance(self.form, W2Parameters) and p.m * p.n * p.k * count <= OVERLAP_LIMIT
         main = KernelLaunch(self.spec, self.config, self._grid(count), PARAMETERS["wgmma"], values, overlaps)
-        return [main, self._reduction(first, count)] if self.form.split_k else [main]
+        if not self.form.split_k:
+            return [main]
+        return [main, splitk_reduce.reduction(p, first, count, self.splits, begin=self.partial, dependent=True)]
 
     def _grid(self, count: int) -> tuple[int, int, int]:
         p = self.problem
@@ -288,7 +231,8 @@ class _Product:
         if form.split_k:
             c = at.workspace + self.partial
         elif form.store == "tma":
-            map_c = self._map_c(c, count)
+            assert form.map_c_box is not None  # as the form stores by TMA
+            map_c = tma.output_map(p, c, form.c_dtype, form.map_c_box, form.map_c_swizzle, count)
         return (
             *(reversed(maps) if self.swapped else maps),
             map_c,
@@ -311,29 +255,6 @@ class _Product:
         address = factor.address(at) + 2 * first * apart
         return tma.factor_map(p, matrix, address, self.form.dtype, box, "128B", count)
 
-    def _map_c(self, address: int, count: int) -> TensorMap:
-        """C itself, row-major; a swapped form stores its tile transposed."""
-        p, form = self.problem, self.form
-        itemsize = ITEMSIZE[p.c_dtype]
-        row_bytes = itemsize * (p.ldc if p.m > 1 else _rounded(p.n))
-        batch_bytes = itemsize * p.batch_stride_c if count > 1 else row_bytes
-        box = form.map_c_box
-        assert box is not None  # as the form stores by TMA
-        dims = (p.n, p.m, count)
-        return TensorMap(address, form.c_dtype, dims, (row_bytes, batch_bytes), box, form.map_c_swizzle, "none")
-
-    def _reduction(self, first: int, count: int) -> KernelLaunch:
-        p = self.problem
-        slices = t4.reduce_slices(p.m, p.n, self.splits)
-        blocks, _, _ = t4.reduce_grid(p.m, p.n, slices)
-
-        def values(at: Addresses) -> tuple[Any, ...]:
-            c = at.c + ITEMSIZE[p.c_dtype] * first * p.batch_stride_c
-            return (at.workspace + self.partial, c, p.m, p.n, p.ldc, p.alpha, p.beta, self.splits, p.batch_stride_c)
-
-        config = make_config(dtype=p.c_dtype, slices=slices, dependent=1)
-        return KernelLaunch(REDUCE, config, (blocks, 1, count), PARAMETERS["splitk_reduce"], values, overlaps=True)
-
 
 # --- specs
 
@@ -342,8 +263,8 @@ def _refuses(problem: Problem) -> str | None:
     p = problem
     if p.k < 1 or p.alpha == 0:
         return "the product reads neither factor (K = 0 or alpha = 0); kernel 't4' only scales C"
-    if max(p.m, p.n, p.k) > t4.MAX_DIMENSION:
-        return f"a dimension is past {t4.MAX_DIMENSION}; split the product into blocks"
+    if max(p.m, p.n, p.k) > MAX_DIMENSION:
+        return f"a dimension is past {MAX_DIMENSION}; split the product into blocks"
     return None
 
 
@@ -364,7 +285,7 @@ def _w2_product(problem: Problem) -> w_choose.Product:
         SHORT_NAMES[p.c_dtype],
         p.a_layout,
         p.b_layout,
-        stores_by_tma(p),
+        tma.stores(p),
         _amid_lines(p, "A"),
         _amid_lines(p, "B"),
     )
@@ -407,55 +328,60 @@ def _w2_forms() -> tuple[Config, ...]:
     return tuple(w_config(parameters) for element in ("f16", "bf16") for parameters in w_choose.listed_forms(element))
 
 
-_W1_CONFIGS, _W2_CONFIGS = _w1_forms(), _w2_forms()
+def _hopper_kernel(
+    name: str, title: str, idea: str, thread_tile: tuple[int, int], configs: tuple[Config, ...], **more: Any
+) -> KernelSpec:
+    """The spec of w1 or w2; ``more`` are its files and what chooses its form."""
 
-W1 = KernelSpec(
-    name="w1",
-    title="tma",
-    idea="one thread copies whole tiles (TMA), a warpgroup multiplies from shared memory (wgmma)",
-    block_tile=_w1_geometry(_W1_CONFIGS[0]).block_tile,
-    thread_tile=(2, 64),
-    threads=_w1_geometry(_W1_CONFIGS[0]).threads,
-    loads_per_fma=None,
-    build=_w1_build,
-    source="ptx",
-    dtypes=HALF_DTYPES,
-    min_arch=HOPPER,
-    max_arch=HOPPER,
-    configs=_W1_CONFIGS,
-    abi="wgmma",
-    batched=True,
-    helpers=("numba_gemm.tensorcore.w1", "numba_gemm.tensorcore.t4"),
+    def build(**values: int | str) -> str:
+        return w_parameters(name, make_config(**values)).render()
+
+    def geometry(config: Config) -> Geometry:
+        return _geometry(name, config)
+
+    first = geometry(configs[0])
+    return KernelSpec(
+        name=name,
+        title=title,
+        idea=idea,
+        block_tile=first.block_tile,
+        thread_tile=thread_tile,
+        threads=first.threads,
+        loads_per_fma=None,
+        build=build,
+        source="ptx",
+        dtypes=HALF_DTYPES,
+        min_arch=HOPPER,
+        max_arch=HOPPER,
+        configs=configs,
+        abi="wgmma",
+        batched=True,
+        helpers=tuple(f"numba_gemm.tensorcore.{module}" for module in (name, "templates", "source")),
+        entry_name=name,
+        geometry_of=geometry,
+        plan_of=_plan,
+        refuses=_refuses,
+        **more,
+    )
+
+
+W1 = _hopper_kernel(
+    "w1",
+    "tma",
+    "one thread copies whole tiles (TMA), a warpgroup multiplies from shared memory (wgmma)",
+    (2, 64),
+    _w1_forms(),
     files=("w1.ptx.j2",),
-    entry_name="w1",
-    geometry_of=_w1_geometry,
     select=_w1_select,
-    plan_of=_plan,
-    refuses=_refuses,
 )
 
-W2 = KernelSpec(
-    name="w2",
-    title="persistent",
-    idea="blocks stay and take tiles in turn, clusters share copies, storing a tile overlaps the next",
-    block_tile=_w2_geometry(_W2_CONFIGS[0]).block_tile,
-    thread_tile=(2, 128),
-    threads=_w2_geometry(_W2_CONFIGS[0]).threads,
-    loads_per_fma=None,
-    build=_w2_build,
-    source="ptx",
-    dtypes=HALF_DTYPES,
-    min_arch=HOPPER,
-    max_arch=HOPPER,
-    configs=_W2_CONFIGS,
-    abi="wgmma",
-    batched=True,
-    helpers=("numba_gemm.tensorcore.w2", "numba_gemm.tensorcore.t4"),
+W2 = _hopper_kernel(
+    "w2",
+    "persistent",
+    "blocks stay and take tiles in turn, clusters share copies, storing a tile overlaps the next",
+    (2, 128),
+    _w2_forms(),
     files=("w2.ptx.j2", "w2_macros.ptx.j2", "w2_epilogue.ptx.j2"),
-    entry_name="w2",
-    geometry_of=_w2_geometry,
     select=_w2_select,
-    plan_of=_plan,
     candidates=_w2_candidates,
-    refuses=_refuses,
 )

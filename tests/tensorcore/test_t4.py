@@ -19,9 +19,9 @@ from numba_gemm.compile.sass import disassemble
 from numba_gemm.emulator import SharedMemoryRace, UnwaitedAsyncCopy
 from numba_gemm.emulator.tensorcore import rule
 from numba_gemm.errors import KernelConstraintError
-from numba_gemm.tensorcore import t4
+from numba_gemm.tensorcore import splitk_reduce
 from numba_gemm.tensorcore.bound import tensorcore_bound
-from numba_gemm.tensorcore.t4 import T4Parameters, render_reduce
+from numba_gemm.tensorcore.t4 import T4Parameters
 from numba_gemm.tensorcore.t4_choose import FORMS, choose_form
 
 TYPES = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32)}
@@ -78,21 +78,23 @@ def check(p, m, n, k, *, kind="integer", alpha=1.0, beta=0.0, splits=1, c_pad=No
     arguments = [a_flat, b_flat, c_flat, np.uint32(m), np.uint32(n), np.uint32(k)]
     arguments += [np.int64(lda), np.int64(ldb), np.int64(ldc), np.float32(alpha), np.float32(beta), *ONE_PRODUCT]
     if p.split_k:
-        workspace = np.full(p.workspace_bytes(m, n, splits) // 4, np.nan, np.float32)
+        workspace = np.full(splitk_reduce.workspace_bytes(m, n, splits) // 4, np.nan, np.float32)
         arguments += [workspace, np.uint32(p.k_per_split(k, splits))]
     grid = p.grid(m, n, splits)
     report = emulator.launch(p.render(), grid, p.threads, arguments, shared_bytes=p.dynamic_shared_bytes, arch=arch)
     if p.split_k:
         arguments = [workspace, c_flat, np.uint32(m), np.uint32(n), np.int64(ldc)]
         arguments += [np.float32(alpha), np.float32(beta), np.uint32(splits), np.int64(0)]
-        if splits <= t4.REDUCE_SLICES:
+        if splits <= splitk_reduce.SLICES:
             # The form for a large C adds in the same order.
             before = c_flat.copy()
-            grid = t4.reduce_grid(m, n, 1)
-            emulator.launch(render_reduce(p.c_dtype, 1), grid, t4.REDUCE_THREADS, arguments, arch=arch)
+            grid = splitk_reduce.grid(m, n, 1)
+            emulator.launch(splitk_reduce.render(p.c_dtype, 1), grid, splitk_reduce.THREADS, arguments, arch=arch)
             one_slice, c_flat[...] = c_flat.copy(), before
-        emulator.launch(render_reduce(p.c_dtype), t4.reduce_grid(m, n), t4.REDUCE_THREADS, arguments, arch=arch)
-        if splits <= t4.REDUCE_SLICES:
+        emulator.launch(
+            splitk_reduce.render(p.c_dtype), splitk_reduce.grid(m, n), splitk_reduce.THREADS, arguments, arch=arch
+        )
+        if splits <= splitk_reduce.SLICES:
             assert one_slice.tobytes() == c_flat.tobytes()
 
     want = alpha * (a.astype(np.float64) @ b.astype(np.float64))
@@ -402,5 +404,5 @@ def test_the_main_loop_is_mostly_mma(form):
 @pytest.mark.parametrize("c_dtype", ["f16", "bf16", "f32"])
 def test_the_reduction_assembles(c_dtype):
     for arch, slices in product(ARCHS, (1, 8)):
-        cubin, log, _ = assemble(render_reduce(c_dtype, slices), arch)
+        cubin, log, _ = assemble(splitk_reduce.render(c_dtype, slices), arch)
         assert not read_resources(log, cubin, "splitk_reduce", (int(arch[3:]) // 10, int(arch[-1]))).uses_local_memory

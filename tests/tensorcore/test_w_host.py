@@ -18,8 +18,8 @@ from numba_gemm.compile import compiler
 from numba_gemm.errors import KernelConstraintError
 from numba_gemm.problem import Problem, check_inputs, check_output, padded_stride, shares_lines
 from numba_gemm.spec import Addresses, TensorMap
-from numba_gemm.tensorcore.tma import unreadable
-from numba_gemm.tensorcore.w_specs import W1, W2, stores_by_tma, w_config, w_parameters
+from numba_gemm.tensorcore.tma import stores, unreadable
+from numba_gemm.tensorcore.w_specs import W1, W2, w_config, w_parameters
 
 HOPPER = (9, 0)
 AT = Addresses(1 << 40, 2 << 40, 3 << 40, 4 << 40)
@@ -93,7 +93,7 @@ def test_what_tma_can_read_of_b():
     ids=str,
 )
 def test_what_tma_can_store(changes, possible):
-    assert stores_by_tma(packed(64, 64, 64, **changes)) is possible
+    assert stores(packed(64, 64, 64, **changes)) is possible
 
 
 # --- tensor maps and the other parameters of a launch

@@ -207,6 +207,7 @@ def prepared(fake, monkeypatch):
     monkeypatch.setattr(execute, "load", lambda compiled, context, dynamic_shared_bytes: compiled)
     monkeypatch.setattr(execute, "prepare_packed_launch", packed_launch)
     monkeypatch.setattr(execute, "launch", launch)
+    monkeypatch.setattr(execute, "memory_pool", lambda context: None)
     context = SimpleNamespace(device=SimpleNamespace(compute_capability=HOPPER, sm_count=132))
 
     def prepare(problem):

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from numba_gemm import emulator
-from numba_gemm.tensorcore import t4
+from numba_gemm.tensorcore import splitk_reduce
 from numba_gemm.tensorcore.w2 import W2Parameters
 from numba_gemm.validate import Reference, reference
 
@@ -117,7 +117,7 @@ def run(
         kept[...] = 0
         assert not whole.any(), "something beside C was written"
     if p.split_k:
-        assert c.nbytes == t4.T4Parameters.workspace_bytes(lines, length, splits) * batch
+        assert c.nbytes == splitk_reduce.workspace_bytes(lines, length, splits) * batch
         assert not c[:, :, length:].any()
         c = c.reshape(batch, splits, lines, -1).sum(1, dtype=np.float32)[:, :, :length]
         c = c if p.c_layout == "row" else c.swapaxes(1, 2)
