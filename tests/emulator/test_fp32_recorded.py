@@ -1,4 +1,4 @@
-"""The FP32 ladder on the emulator against what an H200 gave, bit for bit.
+"""The FP32 kernels on the emulator against what an H200 gave, bit for bit.
 
 ``tests/gpu/record_fp32.py`` writes the record on the GPU; the inputs are made again here from their seeds.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +16,30 @@ import pytest
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(TESTS))
 
-from fp32_inputs import EXPONENTS, SEED, bits_of, canonical, cases, digest, draw  # noqa: E402
+from fp32_inputs import (  # noqa: E402
+    EXPONENTS,
+    KERNELS,
+    SEED,
+    FormCase,
+    bits_of,
+    canonical,
+    cases,
+    digest,
+    draw,
+    emulate,
+    entry_of,
+    place,
+    plan,
+    tile_of,
+)
 
 from numba_gemm.cases import Case  # noqa: E402
-from numba_gemm.catalog import LADDER, kernels_for  # noqa: E402
-from numba_gemm.emulate import multiply_emulated  # noqa: E402
+from numba_gemm.catalog import LADDER  # noqa: E402
+from numba_gemm.fp32.gemv_specs import GEMV  # noqa: E402
+from numba_gemm.fp32.v8_choose import SHAPES  # noqa: E402
 
 RECORD = TESTS / "data" / "h200_fp32.json"
-#: The rungs with a fixed list of forms; v8's form, and with it the order of its sums, depends on the GPU's SMs.
-KERNELS = [name for name in kernels_for("float32") if LADDER[name].select is None]
+RECORDED = ["v1", "v2", "v3", "v4", "v5", "v6", "v7"]
 
 needs_record = pytest.mark.skipif(
     not RECORD.exists(), reason=f"no record {RECORD.name}: run tests/gpu/record_fp32.py on an H200"
@@ -40,27 +56,22 @@ def test_the_record_is_of_an_h200_and_of_these_cases(record):
     assert "H200" in record["environment"]["gpu"]
     assert record["seed"] == SEED
     assert record["mismatches"] == []
-    assert list(record["sha256"]) == KERNELS
-    for kernel in KERNELS:
-        assert list(record["sha256"][kernel]) == [str(case) for case in cases(kernel)]
-        entries = {row["entry"] for row in record["sha256"][kernel].values()}
-        row_major = [config for config in LADDER[kernel].configs if "column" not in dict(config).values()]
-        assert entries == {LADDER[kernel].entry(config) for config in row_major}
+    assert list(record["sha256"]) == RECORDED
+    for kernel in RECORDED:
+        forms = {case: row["entry"] for case, row in record["sha256"][kernel].items()}
+        assert forms == {str(case): entry_of(*plan(kernel, case)[1:3]) for case in cases(kernel)}
 
 
 @needs_record
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", RECORDED)
 def test_the_gpu_s_bits(record, kernel):
     change = canonical if record["nan"] == "canonical" else lambda bits: bits
     wrong = []
     for case in cases(kernel):
-        a, b, c = draw(case)
-        report = multiply_emulated(a, b, c, alpha=case.alpha, beta=case.beta, kernel=kernel)
+        result, form = emulate(kernel, case)
         recorded = record["sha256"][kernel][str(case)]
-        # Recorded are row-major forms, of transposed views made row-major; all forms add in the same order.
-        other = case.layout == "transposed" or "column" in report.kernel
-        assert other or report.kernel == recorded["entry"], f"{case}: another form"
-        if digest(change(bits_of(c))) != recorded["sha256"]:
+        assert form == recorded["entry"], f"{case}: another form"
+        if digest(change(bits_of(result))) != recorded["sha256"]:
             wrong.append(str(case))
     assert wrong == []
 
@@ -76,6 +87,101 @@ def test_the_cases_cover_every_layout_form_and_edge(kernel):
     assert {case.inputs for case in every} >= set(EXPONENTS)
     assert any(case.k == 1 and case.m > 100 for case in every)
     assert any(case.alpha != 1 and case.beta != 0 for case in every)
+
+
+@pytest.mark.parametrize("kernel", [name for name in KERNELS if name in LADDER and LADDER[name].select is None])
+def test_the_ladder_s_cases_cover_its_row_major_forms(kernel):
+    row_major = {config for config in LADDER[kernel].configs if "column" not in dict(config).values()}
+    assert {plan(kernel, case)[2] for case in cases(kernel)} == row_major
+
+
+def test_v8_s_cases_cover_its_tiles_copies_and_splits():
+    every = list(cases("v8"))
+    problems, _, configs, _ = zip(*(plan("v8", case) for case in every), strict=True)
+    forms = [dict(config) for config in configs]
+
+    def tiles(chosen):
+        keys = ("block_m", "block_n", "block_k", "thread_m", "thread_n")
+        return {"{}x{}x{} {}x{}".format(*(form[key] for key in keys)) for form in chosen}
+
+    named = [isinstance(case, FormCase) for case in every]
+    shipped = {tile_of(shape) for shape in SHAPES}
+    assert tiles(form for form, by_name in zip(forms, named, strict=True) if by_name) == shipped - {"32x32x32 4x8"}
+    assert tiles(form for form, by_name in zip(forms, named, strict=True) if not by_name) == shipped
+    assert {form["copied"] for form in forms} == {"", "a", "ab"}
+    for name in ("a", "b"):
+        ways = {(form[f"{name}_layout"], form[f"{name}_width"]) for form in forms}
+        assert ways == {("row", 1), ("column", 1), ("column" if name == "a" else "row", 4)}
+    assert {form["c_width"] for form in forms} == {1, 4}
+    # All tiles split, or the last ones, and shares that end in one tile and begin in the next.
+    split = [form for form in forms if form["split_blocks"]]
+    assert len(tiles(split)) >= 4
+    assert any(form["split_blocks"] % form["split_tiles"] for form in split)
+    whole = [
+        form["split_tiles"] == -(-problem.m // form["block_m"]) * -(-problem.n // form["block_n"])
+        for form, problem in zip(forms, problems, strict=True)
+        if form["split_blocks"]
+    ]
+    assert any(whole)
+    assert not all(whole)
+
+
+def test_gemv_s_cases_cover_its_forms_and_parts():
+    configs = [plan("gemv", case)[2] for case in cases("gemv")]
+    code = {tuple(item for item in config if item[0] != "parts") for config in configs}
+    assert code == set(GEMV.configs)
+    split = [dict(config) for config in configs if dict(config).get("parts", 1) > 1]
+    assert {(form["form"], form["vector_width"]) for form in split} == {
+        (way, width) for way in ("along", "across") for width in (1, 4)
+    }
+
+
+def test_skinny_s_cases_cover_its_tiles_and_runs():
+    plans = [plan("skinny", case) for case in cases("skinny")]
+    forms = [dict(config) for _, _, config, _ in plans]
+    assert {form["block_i"] for form in forms} == {8, 16, 32, 64}
+    assert {(form["form"], form["vector_width"], form["turned"]) for form in forms} == {
+        ("across", 4, 0), ("across", 1, 0), ("along", 4, 0), ("along", 1, 0), ("along", 1, 1)
+    }  # fmt: skip
+    launches = {len(spec.plan(problem, config).launches) for problem, spec, config, _ in plans}
+    assert launches == {1, 2}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_special_values_make_some_results_nans_and_leave_others(kernel):
+    for case in cases(kernel):
+        if case.inputs == "special":
+            a, b, c = draw(case)
+            with np.errstate(all="ignore"):
+                product = case.alpha * (a @ b) + (case.beta * c if case.beta else 0)
+            assert 0 < np.isnan(product).mean() < 1, str(case)
+
+
+def test_a_matrix_lies_in_memory_as_its_case_says():
+    case = Case(3, 7, 5, layout="sliced")
+    matrix = draw(case)[1]
+    image = place(matrix)
+    assert (image.offset, image.leading, image.layout) == (3, 10, "row")
+    assert np.isnan(image.flat).sum() == image.flat.size - 35
+    np.testing.assert_array_equal(image.view(image.flat), matrix)
+    turned = draw(replace(case, layout="transposed"))[1]
+    assert (place(turned).layout, place(turned).leading) == ("row", 7)
+    column = place(turned, columns_too=True)
+    assert (column.layout, column.leading, column.offset) == ("column", 5, 0)
+    np.testing.assert_array_equal(column.view(column.flat), turned)
+    spaced = place(draw(replace(case, layout="spaced"))[1], poison=True)
+    assert (spaced.leading, spaced.offset) == (11, 0)
+    assert np.isnan(spaced.flat).all()
+
+
+def test_what_is_written_outside_a_matrix_is_found():
+    image = place(draw(Case(3, 4, 5, layout="padded"))[1])
+    after = image.flat.copy()
+    image.view(after)[...] = 7
+    np.testing.assert_array_equal(image.result(after), np.full((5, 4), 7))
+    after[4] = 0
+    with pytest.raises(RuntimeError, match="outside the output"):
+        image.result(after)
 
 
 def test_the_inputs_are_what_their_kinds_say():
