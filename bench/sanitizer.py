@@ -3,7 +3,7 @@
     python bench/sanitizer.py --output bench/results/nvidia-h200/checks.json
 
 Runs ``numba-gemm check`` on every kernel of the ladder, those for special shapes and the stand-ins in CUDA C++, once on
-all cases as it is, and on the small ones under memcheck, racecheck and synccheck. The forms of the kernels whose bits are
+all cases as it is, and on the small ones under memcheck, racecheck and synccheck. The forms of kernels whose bits are
 recorded (``tests/gpu``), large tiles among them that no small case takes, run under the three tools as well, and are
 compared with their records. The record has a row for each kernel and kind of array or set of forms, and the sanitizer's
 summaries for each tool.

@@ -17,9 +17,9 @@ import logging
 import os
 import re
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from numba_gemm._version import __version__
 from numba_gemm.problem import ALIGNMENT, ITEMSIZE, Problem
@@ -206,9 +206,27 @@ def _is_comment(line: str) -> bool:
 
 
 def find_choice(problem: Problem, gpu: str, driver: str) -> Choice | None:
-    """The measured choice for a problem on a GPU, or None."""
+    """The measured choice for a problem on a GPU, or None.
+
+    What was measured in one 16-bit type counts in the other as well: tensor cores and copies take as long.
+    """
     choices = _choices(gpu, driver)
-    return choices.get(key_of(problem)) if choices else None
+    if not choices:
+        return None
+    found = choices.get(key_of(problem))
+    if found is None and problem.dtype in _TWINS:
+        other = choices.get(key_of(replace(problem, dtype=_twin(problem.dtype), c_dtype=_twin(problem.c_dtype))))
+        if other is not None:
+            config = tuple((key, _twin(value) if key in ("dtype", "c_dtype") else value) for key, value in other.config)
+            found = other._replace(config=config)
+    return found
+
+
+_TWINS = {"float16": "bfloat16", "bfloat16": "float16"}
+
+
+def _twin(dtype: int | str) -> Any:
+    return _TWINS.get(str(dtype), dtype)
 
 
 @functools.cache

@@ -132,6 +132,22 @@ def test_a_table_decides_and_the_model_where_it_is_silent(folder):
     assert named[0].name == "v7"  # a name goes before a table
 
 
+@pytest.mark.parametrize("c_dtype", ["bfloat16", "float32"])
+def test_what_was_measured_in_one_16_bit_type_serves_the_other(folder, c_dtype):
+    problem = Problem.packed(512, 384, 256, dtype="bfloat16", c_dtype=c_dtype)
+    twin = Problem.packed(512, 384, 256, dtype="float16", c_dtype=c_dtype.replace("bfloat16", "float16"))
+    spec, config = candidates(problem, arch=ARCH, sm_count=SMS)[-1]
+    table = Table(GPU, DRIVER, kernels=kernels_digest(), choices={key_of(problem): Choice(spec.name, config, 1.0, 2)})
+    table.save(folder / table_name(GPU))
+    tuned.forget()
+    found = find_choice(twin, GPU, DRIVER)
+    assert found.kernel == spec.name
+    assert {**dict(found.config), "dtype": "bfloat16", "c_dtype": c_dtype} == dict(config)
+    assert (dict(found.config)["dtype"], dict(found.config)["c_dtype"]) == (twin.dtype, twin.c_dtype)
+    assert spec.unmet(twin, found.config) is None
+    assert find_choice(Problem.packed(512, 384, 256), GPU, DRIVER) is None
+
+
 def test_a_choice_that_can_not_be_carried_out_is_passed_over():
     misaligned = Problem(512, 512, 512, lda=512, ldb=512, ldc=512, a_offset=4)
     for choice in (CHOICE, Choice("v99", (), 1.0, 1)):
