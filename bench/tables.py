@@ -135,7 +135,9 @@ def suites_summary(results: Path, name: str) -> tuple[str, str]:
             rows = records.get((suite, "" if dtype == "float32" else "16"), {}).get("rows", ())
             ratios = [r["ratio"] for r in rows if r["kernel"] == "auto" and r["dtype"] == dtype and r["ratio"]]
             mean = geometric_mean(ratios)
-            line.append(f"{mean:.2f}× ({min(ratios):.2f}×)" if mean else "–")
+            missing = len(SUITES[suite]) - len(ratios)
+            part = f", {len(ratios)} of {len(SUITES[suite])} shapes" if missing else ""
+            line.append(f"{mean:.2f}× ({min(ratios):.2f}×{part})" if mean else "–")
         lines.append(line)
     dates = sorted({record["environment"]["date"] for record in records.values()})
     first = next(iter(records.values()))["environment"]
@@ -171,7 +173,7 @@ def caption(record: Record, source: str) -> str:
         parts.append(f"roof {where['peak_fp32_tflops']:.1f} TFLOP/s and {where['dram_gbs']:.0f} GB/s")
     if where.get("ncu"):
         parts.append(f"Nsight Compute {where['ncu'].removeprefix('Version ').partition(' ')[0]}")
-    parts += [where["date"], f"`{source}`"]
+    parts += [where["date"], f"`{source}`", *filter(None, [where.get("note")])]
     return f"*{'; '.join(parts)}*"
 
 
