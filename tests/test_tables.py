@@ -169,22 +169,28 @@ def test_a_ladder_in_16_bits_has_its_ceiling_and_the_peer_in_fp32(tables, root):
 
 
 def test_all_suites_in_one_table(tables, root):
-    """The library's own choice alone, by suite and type; the least ratio beside the geometric mean."""
+    """The library's own choice alone, by suite and type: geometric mean, least ratio, and whether shapes are missing."""
     auto = replace(TIMED, suite="square", kernel="auto")
     folder = root / "bench/results/nvidia-h200"
-    Record(ENVIRONMENT, [replace(auto, ratio=1.0), replace(auto, ratio=1.21), replace(TIMED, ratio=9.0)]).write(
-        folder / "square.json"
-    )
+    square = [replace(auto, ratio=ratio) for ratio in (1.0, 1.21, 1.1, 1.1)]
+    Record(ENVIRONMENT, [*square, replace(TIMED, ratio=9.0)]).write(folder / "square.json")
     Record(ENVIRONMENT, [replace(auto, suite="odd", dtype="bfloat16", ratio=4.0)]).write(folder / "odd16.json")
     (root / "README.md").write_text("<!-- table: suites -->\n<!-- end table -->\n")
     assert run(tables, root) == 0
     text = (root / "README.md").read_text()
     assert "| square | 1.10× (1.00×) | – | – |\n" in text
-    assert "| odd | – | 4.00× (4.00×) | – |\n" in text
+    assert "| odd | – | 4.00× (4.00×, 1 of 6 shapes) | – |\n" in text
     assert "`bench/results/nvidia-h200/`, one file a suite" in text
     assert run(tables, root, "--check") == 0
     Record(ENVIRONMENT, [auto]).write(root / "bench/results/nvidia-h100/square.json")
     assert run(tables, root) == 1, "two folders: one must be named"
+
+
+def test_a_record_of_a_cut_run_says_so(tables, root):
+    Record({**ENVIRONMENT, "note": "the run was cut"}, [TIMED]).write(root / "bench/results/nvidia-h200/square.json")
+    (root / "README.md").write_text("<!-- table: square -->\n<!-- end table -->\n")
+    assert run(tables, root) == 0
+    assert "`bench/results/nvidia-h200/square.json`; the run was cut*" in (root / "README.md").read_text()
 
 
 def test_stalls_of_the_launches_that_multiply(tables, root):

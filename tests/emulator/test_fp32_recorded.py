@@ -39,7 +39,6 @@ from numba_gemm.fp32.gemv_specs import GEMV  # noqa: E402
 from numba_gemm.fp32.v8_choose import SHAPES  # noqa: E402
 
 RECORD = TESTS / "data" / "h200_fp32.json"
-RECORDED = ["v1", "v2", "v3", "v4", "v5", "v6", "v7"]
 
 needs_record = pytest.mark.skipif(
     not RECORD.exists(), reason=f"no record {RECORD.name}: run tests/gpu/record_fp32.py on an H200"
@@ -56,14 +55,14 @@ def test_the_record_is_of_an_h200_and_of_these_cases(record):
     assert "H200" in record["environment"]["gpu"]
     assert record["seed"] == SEED
     assert record["mismatches"] == []
-    assert list(record["sha256"]) == RECORDED
-    for kernel in RECORDED:
+    assert list(record["sha256"]) == KERNELS
+    for kernel in KERNELS:
         forms = {case: row["entry"] for case, row in record["sha256"][kernel].items()}
         assert forms == {str(case): entry_of(*plan(kernel, case)[1:3]) for case in cases(kernel)}
 
 
 @needs_record
-@pytest.mark.parametrize("kernel", RECORDED)
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_the_gpu_s_bits(record, kernel):
     change = canonical if record["nan"] == "canonical" else lambda bits: bits
     wrong = []

@@ -5,22 +5,13 @@ Run by hand, on a machine with an H200, from the repository's root::
     python tests/gpu/record_tensorcore.py
 
 Each output is compared with the emulator's at once; differences are listed, and make the exit status 1, as does a
-byte that was written outside the output. The record holds, for each kernel and case, the form that ran and the SHA-256
-of the output. NaNs are hashed as the GPU made them as long as the emulator's have the same bits everywhere, else with
-one pattern for all; the record's ``nan`` says which. ``--dry-run`` needs no GPU: the emulator stands in for it.
-``--check`` runs the recorded forms again and compares their bits with the record's, without the emulator; so each of
-them can be watched by compute-sanitizer.
+byte that was written outside the output. The record and the options are described in ``recording.py``.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-import tempfile
-import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -28,14 +19,24 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from halves_inputs import ARCH, SEED, SM_COUNT, HalfCase, bits_of, canonical, cases, digest, emulate, plan  # noqa: E402
+from recording import Recording, main  # noqa: E402
 
-from numba_gemm.benchmark.forms import report_forms  # noqa: E402
-from numba_gemm.benchmark.record import environment  # noqa: E402
 from numba_gemm.catalog import kernels_for  # noqa: E402
 from numba_gemm.spec import describe_config  # noqa: E402
 
-SHOWN = 3  # differing elements of a case that are printed
-RECORD = ROOT / "tests" / "data" / "h200_tensorcore.json"
+RECORDING = Recording(
+    path=ROOT / "tests" / "data" / "h200_tensorcore.json",
+    seed=SEED,
+    named="form",
+    kernels=kernels_for("float16"),
+    cases=cases,
+    plan=plan,
+    arch=ARCH,
+    emulate=emulate,
+    bits_of=bits_of,
+    canonical=canonical,
+    digest=digest,
+)
 
 
 class Gpu:
@@ -86,133 +87,5 @@ class Gpu:
                 buffer.free()
 
 
-class StandIn:
-    """No GPU: the emulator."""
-
-    name = "dry run, no GPU"
-    device = None
-
-    def multiply(self, kernel: str, case: HalfCase, form: str = "") -> tuple[np.ndarray, str]:
-        return emulate(kernel, case, form)
-
-
-def record_case(device: Gpu | StandIn, kernel: str, case: HalfCase) -> dict[str, Any]:
-    """Run one case on both; print differing elements."""
-    theirs, form = device.multiply(kernel, case)
-    mine, _ = emulate(kernel, case)
-    ours, want = bits_of(mine), bits_of(theirs)
-    different = np.argwhere(canonical(mine) != canonical(theirs))
-    for row, column in different[:SHOWN]:
-        print(f"      ({row}, {column}): GPU {want[row, column]:#x}, emulator {ours[row, column]:#x}")
-    return {
-        "case": str(case),
-        "form": form,
-        "differ": len(different),
-        "nan_bits_differ": int(np.count_nonzero(ours != want)) - len(different),
-        "raw": digest(want),
-        "canonical": digest(canonical(theirs)),
-    }
-
-
-def check_record(device: Gpu | StandIn, kernels: list[str]) -> int:
-    """Run what the record has again; exit status 1 if any output has other bits, or cases are missing."""
-    record = json.loads(RECORD.read_text(encoding="utf-8"))
-    change = canonical if record["nan"] == "canonical" else bits_of
-    failed = 0
-    for kernel in kernels:
-        recorded = record["sha256"][kernel]
-        wrong = []
-        for case in cases(kernel):
-            known = recorded.get(str(case))
-            try:
-                right = (
-                    known is not None
-                    and digest(change(device.multiply(kernel, case, known["form"])[0])) == known["sha256"]
-                )
-            except Exception as error:  # the other cases are still worth checking
-                print(f"  {kernel} {case}: {type(error).__name__}: {error}", flush=True)
-                right = False
-            if not right:
-                wrong.append(str(case))
-        forms = len({row["form"] for row in recorded.values()})
-        print(f"{kernel}: {len(recorded)} cases in {forms} forms, {len(wrong)} wrong", *wrong, sep="\n  ", flush=True)
-        failed += len(wrong)
-    return 1 if failed else 0
-
-
-def compile_ahead(kernels: list[str]) -> None:
-    """Assemble every form on all cores."""
-    forms = {}
-    for kernel in kernels:
-        for case in cases(kernel):
-            problem, spec, config, _ = plan(kernel, case)
-            launches = spec.plan(problem, config)
-            forms[(kernel, launches.launches[launches.main].config, ARCH)] = None
-    for report in report_forms(list(forms), sass=False):
-        if report.error:
-            print(f"{report.kernel} {report.config}: {report.error}")
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--output", type=Path, help=f"default: {RECORD.relative_to(ROOT)}, or a scratch file if dry")
-    parser.add_argument("--dry-run", action="store_true", help="no GPU: the emulator stands in for it")
-    parser.add_argument("--check", action="store_true", help="compare with the record, write nothing")
-    names = kernels_for("float16")
-    parser.add_argument("--kernel", action="append", choices=names, help="only this kernel (may be repeated)")
-    options = parser.parse_args()
-
-    device: Gpu | StandIn = StandIn() if options.dry_run else Gpu()
-    print(device.name)
-    begin = time.perf_counter()
-    if not options.dry_run:
-        compile_ahead(options.kernel or names)
-        print(f"assembled after {time.perf_counter() - begin:.1f} s", flush=True)
-    if options.check:
-        return check_record(device, options.kernel or names)
-    rows: dict[str, list[dict[str, Any]]] = {}
-    failed: list[str] = []
-    for kernel in options.kernel or names:
-        start = time.perf_counter()
-        rows[kernel] = []
-        for case in cases(kernel):
-            try:
-                rows[kernel].append(record_case(device, kernel, case))
-            except Exception as error:  # the other cases are still worth recording
-                failed.append(f"{kernel} {case}: {type(error).__name__}: {error}")
-                print(f"  FAILED {failed[-1]}", flush=True)
-        forms = len({row["form"] for row in rows[kernel]})
-        print(f"{kernel}: {len(rows[kernel])} cases, {forms} forms, {time.perf_counter() - start:.1f} s", flush=True)
-    wrong = [(kernel, row) for kernel, own in rows.items() for row in own if row["differ"]]
-    if wrong:
-        print("differences between GPU and emulator:")
-        for kernel, row in wrong:
-            print(f"  {kernel:3} {row['case']:70} {row['differ']:7} elements")
-    nan_differ = sum(row["nan_bits_differ"] for own in rows.values() for row in own)
-    total = sum(map(len, rows.values()))
-    print(
-        f"{total} products, {len(wrong)} differ, {nan_differ} NaNs of other bits, {len(failed)} failed, "
-        f"{time.perf_counter() - begin:.1f} s"
-    )
-
-    hashed = "canonical" if nan_differ else "raw"
-    record = {
-        "environment": environment(device.device),
-        "seed": SEED,
-        "nan": hashed,
-        "sha256": {
-            kernel: {row["case"]: {"form": row["form"], "sha256": row[hashed]} for row in own}
-            for kernel, own in rows.items()
-        },
-        "mismatches": [{"kernel": kernel} | row for kernel, row in wrong],
-    }
-    scratch = Path(tempfile.gettempdir()) / "dry_tensorcore.json"
-    output = options.output or (scratch if options.dry_run else RECORD)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(f"{output}: {output.stat().st_size / 1024:.0f} KB")
-    return 1 if wrong or failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__ or "", RECORDING, Gpu))
