@@ -18,6 +18,10 @@ Tuned = Callable[[Problem], Choice | None]
 #: A 16-bit batch of products no wider and no deeper than this is t4's once there are so many tiles for each SM.
 CROWD_TILE, CROWD_DEPTH, CROWD_TILES_PER_SM = 64, 256, 4
 
+#: With so few rows of A and a row-major B of so many elements, past any L2, memory decides; t4 reads it 5% faster.
+STREAM_ROWS, STREAM_ELEMENTS = 64, 1 << 27
+STREAM_WIDTH = 8  # elements of 16 bits in a copy
+
 #: SMs assumed where no GPU says: the number of an RTX 3060, the smallest card of its generation in wide use.
 DEFAULT_SM_COUNT = 28
 
@@ -95,9 +99,22 @@ def _by_rule(problem: Problem, sm_count: int, arch: tuple[int, int]) -> KernelSp
     if problem.dtype == "float32":
         return get_spec(choose_kernel(problem, sm_count, arch))
     w2 = LADDER["w2"]  # where there is wgmma
-    if w2.runs_on(arch) and w2.unmet(problem, ()) is None and not _is_crowd(problem, sm_count):
+    others_turn = _is_crowd(problem, sm_count) or _is_stream(problem)
+    if w2.runs_on(arch) and w2.unmet(problem, ()) is None and not others_turn:
         return w2
     return LADDER["t4"]
+
+
+def _is_stream(problem: Problem) -> bool:
+    """Whether a product reads a large B once for a few rows.
+
+    On an H200 at 28672×8192 and 1 to 64 rows t4's 64×256 tile takes 110 µs and w2's fastest 113 to 116
+    (``tests/data/h200_tuned_forms.json``).
+    """
+    p = problem
+    aligned = not (p.misaligned("A", STREAM_WIDTH) or p.misaligned("B", STREAM_WIDTH))
+    few = p.batch == 1 and p.m <= STREAM_ROWS and p.n * p.k >= STREAM_ELEMENTS
+    return few and p.a_layout == p.b_layout == "row" and aligned
 
 
 def _is_crowd(problem: Problem, sm_count: int) -> bool:

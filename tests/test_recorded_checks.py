@@ -37,7 +37,7 @@ def test_the_recorders_lines_become_rows():
     sys.path.insert(0, str(BENCH))
     from sanitizer import parse_forms
 
-    output = "===== COMPUTE-SANITIZER\nv8: 29 cases in 18 forms, 0 wrong\nw2: 55 cases in 33 forms, 2 wrong\n  64×64×64\n"
+    output = "===\nv8: 29 cases in 18 forms, 0 wrong\nw2: 55 cases in 33 forms, 2 wrong\n  64×64×64\n"
     assert parse_forms("memcheck record_fp32", output) == [
         {"suite": "memcheck record_fp32", "kernel": "v8", "forms": 18, "checks": 29, "failed": 0},
         {"suite": "memcheck record_fp32", "kernel": "w2", "forms": 33, "checks": 55, "failed": 2},

@@ -169,7 +169,7 @@ def test_a_ladder_in_16_bits_has_its_ceiling_and_the_peer_in_fp32(tables, root):
 
 
 def test_all_suites_in_one_table(tables, root):
-    """The library's own choice alone, by suite and type: geometric mean, least ratio, and whether shapes are missing."""
+    """The library's own choice alone, by suite and type: geometric mean, least ratio, and what is missing."""
     auto = replace(TIMED, suite="square", kernel="auto")
     folder = root / "bench/results/nvidia-h200"
     square = [replace(auto, ratio=ratio) for ratio in (1.0, 1.21, 1.1, 1.1)]
