@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from config_words import described
 from numpy.typing import NDArray
 
 from numba_gemm.cases import Case, Matrix, lay_out, small_cases
@@ -235,8 +236,8 @@ def place(matrix: Matrix, *, columns_too: bool = False, poison: bool = False) ->
     return image
 
 
-def plan(kernel: str, case: Case) -> tuple[Problem, KernelSpec, Config, list[Image]]:
-    """The product as it lies in memory, and the form that an H200 runs.
+def plan(kernel: str, case: Case, form: str = "") -> tuple[Problem, KernelSpec, Config, list[Image]]:
+    """The product as it lies in memory, and the form that an H200 runs, or the one that is described.
 
     Transposed factors stay column-major for the kernels with a form for each problem and are made row-major for the
     others; C is row-major for all.
@@ -256,6 +257,8 @@ def plan(kernel: str, case: Case) -> tuple[Problem, KernelSpec, Config, list[Ima
         parameters = parameters_for(shape, problem, case.copied, ARCH)
         assert parameters is not None, f"{case}: there is no such form"
         config = Choice(parameters, *case.split, case.copied).config
+    if form and spec.select is not None:
+        config = described(form)
     assert spec.unmet(problem, config) is None, f"{case}: {spec.unmet(problem, config)}"
     return problem, spec, config, images
 
@@ -265,9 +268,9 @@ def entry_of(spec: KernelSpec, config: Config) -> str:
     return spec.entry(config) if spec.select is None else describe_config(config)
 
 
-def emulate(kernel: str, case: Case) -> tuple[Matrix, str]:
+def emulate(kernel: str, case: Case, form: str = "") -> tuple[Matrix, str]:
     """C by the emulator, where reading what is in no matrix, or in a C that isn't read, is an error; and the form."""
-    problem, spec, config, images = plan(kernel, case)
+    problem, spec, config, images = plan(kernel, case, form)
     machine = Machine(f"sm_{ARCH[0]}{ARCH[1]}")
     addresses = []
     for which, image in enumerate(images):

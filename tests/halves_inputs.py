@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from config_words import described
 from numpy.typing import NDArray
 
-from numba_gemm.cases import numpy_dtype
+from numba_gemm.arrays.operand import numpy_dtype
 from numba_gemm.catalog import get_spec
 from numba_gemm.choose import choose
 from numba_gemm.emulate import run_form
@@ -194,12 +195,6 @@ def plan(kernel: str, case: HalfCase, form: str = "") -> tuple[Problem, KernelSp
         config = make_config(**{**dict(wanted), **types})
         assert spec.unmet(problem, config) is None, f"{case}: {spec.unmet(problem, config)}"
     return problem, spec, described(form) if form else config, images
-
-
-def described(form: str) -> Config:
-    """The config that ``describe_config`` put into words."""
-    pairs = (item.split("=") for item in form.split())
-    return make_config(**{key: int(value) if value.isdigit() else value for key, value in pairs})
 
 
 def emulate(kernel: str, case: HalfCase, form: str = "") -> tuple[NDArray[Any], str]:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from numba_gemm import emulator
+from numba_gemm.arrays.operand import numpy_dtype
 from numba_gemm.benchmark import ceiling, correctness, record, runner
 from numba_gemm.benchmark.inputs import Checker, Pool
 from numba_gemm.benchmark.report import comparison_table, failures, shape_table
 from numba_gemm.benchmark.suites import Shape
-from numba_gemm.cases import numpy_dtype
 from numba_gemm.catalog import kernels_for
 from numba_gemm.compile import compile_kernel
 from numba_gemm.compile.assembler import find_tool

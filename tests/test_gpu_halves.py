@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import numba_gemm as ng
-from numba_gemm.benchmark.correctness import References, cases_for, check_case, device_view, typed
-from numba_gemm.cases import LAYOUTS, Case, numpy_dtype
+from numba_gemm.arrays.operand import numpy_dtype
+from numba_gemm.benchmark.correctness import References, cases_for, check_case, device_view
+from numba_gemm.cases import LAYOUTS, Case, typed
 from numba_gemm.catalog import LADDER, kernels_for
 from numba_gemm.problem import Problem
 from numba_gemm.validate import check, reference

@@ -20,7 +20,8 @@ from numba_gemm.compile.sass import disassemble
 from numba_gemm.device.driver import is_available
 from numba_gemm.emulator.counters import NCU_METRICS, Counters
 from numba_gemm.errors import KernelConstraintError
-from numba_gemm.profile import Job, Profile, profile_emulated, shared_load_values
+from numba_gemm.profile import Profile, profile_emulated, shared_load_values
+from numba_gemm.profile_job import Job
 from numba_gemm.report import render
 
 needs_no_gpu = pytest.mark.skipif(is_available(), reason="is about a machine without a GPU, and here is one")

@@ -13,7 +13,8 @@ import pytest
 
 from numba_gemm.catalog import get_spec, kernels_for
 from numba_gemm.emulator.counters import NCU_METRICS
-from numba_gemm.profile import Job, profile_emulated
+from numba_gemm.profile import profile_emulated
+from numba_gemm.profile_job import Job
 
 RECORD = Path(__file__).resolve().parents[1] / "data" / "h200_counters.json"
 

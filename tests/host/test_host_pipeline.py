@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import itertools
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lazy_engine import STREAMS, LazyEngine, Threads
+from test_host_blocks import SMALL
 
 from numba_gemm.host import pipeline as pipeline_module
-from numba_gemm.host.blocks import Grain, choose_blocks
+from numba_gemm.host.blocks import choose_blocks
 from numba_gemm.host.multiply import run_blocks
 from numba_gemm.host.operands import describe
 from numba_gemm.host.steps import Claim, Multiply, Upload, product_steps, uploads_first
 
-#: Everything small, so that small products are cut in many blocks and pieces.
-GRAIN = Grain(
-    tile=4,
-    piece_bytes=64,
-    max_pieces=4,
-    piece_rows=4,
-    piece_row_bytes=16,
-    group_bytes=1024,
-    block_cost=16,
-    whole_bytes=0,
-)
+GRAIN = replace(SMALL, group_bytes=1024)
 #: Streams that hurry while the others do nothing until they must.
 POLICIES = [
     {"eager": ()},
@@ -170,8 +162,6 @@ def test_direct_copies_to_the_device_come_before_the_multiplications_of_their_bl
 
 def test_half_precision_sums_pass_from_block_to_block_in_single():
     """2048 + 1 is 2048 in float16: a sum rounded between blocks of k would lose every 1."""
-    from dataclasses import replace
-
     k = 300
     a = np.ones((4, k), np.float16)
     b = np.ones((k, 4), np.float16)

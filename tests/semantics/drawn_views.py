@@ -110,12 +110,11 @@ def arrangements(draw: Any, shape: Shape, *, broadcast: bool) -> Arrangement:
 
 @dataclass(frozen=True)
 class Factors:
-    """Shapes of A, B and of an output to which both are broadcast; dimensions of a matrix that the output keeps."""
+    """Shapes of A, B and of an output to which both are broadcast."""
 
     a: Shape
     b: Shape
     out: Shape
-    core: int
 
 
 @st.composite
@@ -136,4 +135,4 @@ def factors(draw: Any, *, vectors: bool = True, largest: int = 17, larger_out: b
     stacked = np.broadcast_shapes(a[:-2], b[:-2])
     if larger_out and draw(st.booleans()):
         stacked = np.broadcast_shapes(batch, stacked)
-    return Factors(a, b, (*stacked, *core), len(core))
+    return Factors(a, b, (*stacked, *core))

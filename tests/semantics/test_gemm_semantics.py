@@ -6,7 +6,7 @@ import inspect
 
 import numpy as np
 import pytest
-from cases import DTYPES, F32, LAYOUTS, Poisoned, draw, expected, lay_out
+from cases import DTYPES, F32, LAYOUTS, Poisoned, bits, draw, expected, lay_out
 from places import CPU, EMULATOR, EMULATOR_16, EMULATOR_BY_RULE, GPU, GPU_16, GPU_BY_RULE, Place, on
 
 import numba_gemm as ng
@@ -54,11 +54,13 @@ def run(place, shapes, scales, *, kind="random", dtype="float32", c_dtype="", la
     if beta != 0:
         c.fill(before)
     a, b = lay_out(a, layouts[0]), lay_out(b, layouts[1])
+    drawn = bits(a), bits(b)
     named = {name: True for name, flag in zip(("transpose_a", "transpose_b"), flags, strict=True) if flag}
     result = place.gemm(a, b, c, alpha, beta, **named)
     verdict = check(result, right, exact=kind == "integer" and float(alpha * 4).is_integer() and c_dtype == "float32")
     assert verdict, verdict.message
-    assert np.array_equal(a, a.copy())
+    assert np.array_equal(bits(a), drawn[0])
+    assert np.array_equal(bits(b), drawn[1])
 
 
 @pytest.mark.parametrize("scales", SCALES, ids=str)
