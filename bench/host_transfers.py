@@ -33,7 +33,7 @@ Array = np.ndarray[Any, Any]
 def record(*, rounds: int, commit: str | None) -> Record:
     """Measure, print, and return the record: times of NumPy → NumPy, interleaved with CuPy's."""
     context = current_context()
-    to_device, to_host = bus_gbs(context)
+    to_device, to_host = bus_gbs()
     print(f"page-locked copies: {to_device:.1f} GB/s to the GPU, {to_host:.1f} GB/s back", flush=True)
     try:
         cupy = importlib.import_module("cupy")
@@ -140,7 +140,7 @@ def rows_of(size: int, rounds: int, cupy: Any, gbs: tuple[float, float], context
     return list(rows.values())
 
 
-def bus_gbs(context: Context) -> tuple[float, float]:
+def bus_gbs() -> tuple[float, float]:
     """Bandwidth of copies of page-locked memory to the GPU and back, in GB/s."""
     cu, stream = driver(), Stream()
     host = pinned_empty(_BANDWIDTH_BYTES, np.uint8)

@@ -126,7 +126,7 @@ def fill(pointer: int, nbytes: int, dtype: str, seed: int) -> None:
     """Copy normal random numbers to device memory and wait: the same `BLOCK_BYTES` of them, over and over."""
     import numpy as np
 
-    from numba_gemm.cases import numpy_dtype
+    from numba_gemm.arrays.operand import numpy_dtype
     from numba_gemm.device.memory import copy_to_device
     from numba_gemm.device.stream import synchronize_stream
 

@@ -27,25 +27,18 @@ ROOT = Path(__file__).resolve().parents[1]
 if importlib.util.find_spec("numba_gemm") is None:
     sys.path.insert(0, str(ROOT))
 
+from numba_gemm.benchmark.suites import SUITES as ALL_SUITES  # noqa: E402
 from numba_gemm.compile.ahead import compile_ahead  # noqa: E402
 from numba_gemm.errors import NumbaGemmError  # noqa: E402
 from numba_gemm.fp32.v8_choose import Choice, choices, choose_form  # noqa: E402
 from numba_gemm.fp32.v8_pipelined import SPEC  # noqa: E402
 from numba_gemm.problem import Problem  # noqa: E402
 
+#: Shapes by suite; of products that are for v8 ("skinny" ones have kernels of their own).
 SUITES = {
-    "square": ((2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192), (16384, 16384, 16384)),
-    "small": ((256, 256, 256), (512, 512, 512), (1024, 1024, 1024)),
-    "odd": (
-        (1000, 1001, 1002),
-        (2047, 2049, 2051),
-        (4095, 4097, 4099),
-        (4096, 4096, 4097),
-        (4096, 4095, 4096),
-        (8191, 8193, 8195),
-    ),
-    "deepk": ((128, 128, 65536), (64, 64, 262144), (256, 512, 32768)),
-    "llm": ((256, 14336, 4096), (2048, 28672, 8192), (4096, 14336, 4096), (8192, 8192, 28672)),
+    name: tuple((shape.m, shape.n, shape.k) for shape in shapes)
+    for name, shapes in ALL_SUITES.items()
+    if name != "skinny"
 }
 #: Changes to the model's form that are tried beside it; those that break a constraint are left out.
 VARIATIONS: tuple[dict[str, int], ...] = (

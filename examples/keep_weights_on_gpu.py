@@ -26,8 +26,8 @@ def main() -> None:
     tokens = generator.standard_normal((TOKENS, HIDDEN), dtype=np.float32)
     result = np.empty((TOKENS, WIDE), np.float32)
 
-    each_time = seconds(lambda: ng.matmul(tokens, weights, out=result))
     with ng.device_put(weights) as on_gpu:
+        each_time = seconds(lambda: ng.matmul(tokens, weights, out=result))
         kept = seconds(lambda: ng.matmul(tokens, on_gpu, out=result))
 
     worst = np.abs(result[:, :64] - tokens.astype(np.float64) @ weights[:, :64].astype(np.float64)).max()
@@ -39,4 +39,4 @@ if __name__ == "__main__":
     try:
         main()
     except ng.NoDeviceError as error:
-        print(f"this example needs a GPU: {error}")
+        print(f"this example needs a GPU: {error.reason}")

@@ -14,6 +14,8 @@ import numba_gemm as ng
 def main() -> None:
     size = int(sys.argv[1]) if len(sys.argv) > 1 else 12288
     megabytes = int(sys.argv[2]) if len(sys.argv) > 2 else 512
+    small = np.ones((256, 256), np.float32)
+    ng.matmul(small, small, device="cuda")  # starts the GPU, which isn't to be timed below
     generator = np.random.default_rng(0)
     a, b, c = (ng.pinned_empty((size, size), np.float32) for _ in range(3))  # page-locked: no staging copies
     a[...] = generator.standard_normal(a.shape, dtype=np.float32)
@@ -34,4 +36,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ng.NoDeviceError as error:
+        print(f"this example needs a GPU: {error.reason}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from numba_gemm.arrays import Operand, as_operand, as_stream, empty_like_operand, probe_for, wrap_result
 from numba_gemm.backends import HostOptions, choose_backend, host_options
-from numba_gemm.catalog import CPU_BASELINE, LADDER
+from numba_gemm.catalog import CPU_BASELINE, LADDER, KernelInfo
 from numba_gemm.problem import ITEMSIZE, check_inputs, check_output, check_scale, placed_by
 
 if TYPE_CHECKING:
@@ -115,8 +116,8 @@ def gemm(
 
     Raises
     ------
-    As :func:`matmul`; TypeError also if ``alpha`` or ``beta`` is no real number, ValueError if it is past float32, or
-    if a vector is to be transposed.
+    As :func:`matmul`; TypeError also if ``alpha`` or ``beta`` is no real number or ``transpose_a`` or ``transpose_b``
+    neither True nor False, ValueError if a scale is past float32, or if a vector is to be transposed.
 
     Examples
     --------
@@ -129,8 +130,9 @@ def gemm(
     if c is None:
         raise TypeError("gemm: c is None; pass the array to update, or use matmul(a, b) for a new one")
     alpha, beta = check_scale("alpha", alpha), check_scale("beta", beta)
+    transposes = (_flag("transpose_a", transpose_a), _flag("transpose_b", transpose_b))
     host = host_options(memory_limit, progress)
-    return _product(a, b, c, "c", alpha, beta, kernel, device, stream, host, (bool(transpose_a), bool(transpose_b)))
+    return _product(a, b, c, "c", alpha, beta, kernel, device, stream, host, transposes)
 
 
 def plan(
@@ -220,14 +222,23 @@ def _product(
         key = found
     a_operand = _transposed(as_operand("a", a, stream=handle or 0), transposes[0])
     b_operand = _transposed(as_operand("b", b, stream=handle or 0), transposes[1])
-    shape = check_inputs(a_operand, b_operand)
+    try:
+        shape = check_inputs(a_operand, b_operand)
+    except ValueError as error:
+        if not any(transposes):
+            raise
+        raise ValueError(
+            f"{error} (the shapes after transpose_a={transposes[0]}, transpose_b={transposes[1]})"
+        ) from None
     if c is not None:
         c_operand = as_operand(c_name, c, stream=handle or 0)
         shape = check_output(c_operand, a_operand, b_operand, shape)
     backend = choose_backend(kernel, device, a_operand, b_operand, host=host)
     place = placed_by(a_operand, b_operand)
     if handle is not None and not place.on_device:
-        raise TypeError("matmul: stream is given, but a and b are in host memory: their product is done on return")
+        raise TypeError(
+            "matmul: stream is given, but a and b are in host memory: their product is done on return; leave stream out"
+        )
     given = c is not None
     if not given:
         c = empty_like_operand(place, shape.result, handle)
@@ -255,6 +266,15 @@ def _load_repeat_call() -> Callable[..., tuple[Any, ...] | None]:
     return repeat_call
 
 
+def _flag(name: str, value: Any) -> bool:
+    """A transposition as a bool; a letter of BLAS, of which ``"N"`` would count as true, is refused."""
+    if value is True or value is False:
+        return value
+    if isinstance(value, (int, np.integer, np.bool_)) and value in (0, 1):
+        return bool(value)
+    raise TypeError(f"gemm: {name} is {value!r}; pass True or False")
+
+
 def _transposed(operand: Operand, wanted: bool) -> Operand:
     if not wanted:
         return operand
@@ -264,21 +284,6 @@ def _transposed(operand: Operand, wanted: bool) -> Operand:
             f"leave transpose_{operand.name}=False"
         )
     return operand.transposed()
-
-
-@dataclass(frozen=True)
-class KernelInfo:
-    """One row of the ladder: a name for ``kernel=``, and what the kernel is."""
-
-    name: str
-    title: str
-    idea: str
-    block_tile: tuple[int, int, int] | None
-    thread_tile: tuple[int, int] | None
-    threads: int | None
-    loads_per_fma: float | None
-    dtypes: tuple[str, ...]
-    min_arch: tuple[int, int] | None
 
 
 class KernelTable(tuple[KernelInfo, ...]):

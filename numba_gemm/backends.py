@@ -91,7 +91,8 @@ def choose_backend(
     if device == "cpu":
         if kernel is not None:
             raise ValueError(
-                f"kernel {kernel!r} doesn't run on device 'cpu'; use device='cuda', or kernel='cpu', the CPU baseline"
+                f"kernel {kernel!r} doesn't run on device 'cpu'; use device='cuda', or kernel='cpu', the CPU baseline, "
+                f"or device='emulator', which runs the kernel's PTX on the CPU"
             )
         return CpuBackend()
     if device == "emulator":

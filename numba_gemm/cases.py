@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from numba_gemm.arrays.operand import numpy_dtype
 from numba_gemm.problem import Problem
 
 Matrix = npt.NDArray[Any]
@@ -81,16 +82,6 @@ def _fill(generator: np.random.Generator, shape: tuple[int, int], inputs: str, *
     return generator.integers(-8, 9, shape).astype(np.float32)
 
 
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype of that name, ``"bfloat16"`` from ml_dtypes."""
-    if name == "bfloat16":
-        import ml_dtypes
-
-        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return bfloat16
-    return np.dtype(name)
-
-
 def lay_out(matrix: Matrix, layout: str) -> Matrix:
     """The same matrix as a view that lies in memory in the given way."""
     rows, columns = matrix.shape
@@ -138,6 +129,11 @@ def small_cases(tile: int = 32, step: int = 8) -> Iterator[Case]:
     yield Case(13, 16, 8, alpha=-0.5, beta=2.0)
     yield Case(13, 17, 9, alpha=1.5, beta=-1.0, layout="sliced")
     yield Case(5, 6, 7, alpha=0.0, beta=0.5)
+
+
+def typed(case: Case, dtype: str) -> Case:
+    """A case in an element type; C is of it too, or float32 where nothing is rounded, so that the sums are compared."""
+    return replace(case, dtype=dtype, c_dtype="float32" if case.exact else dtype)
 
 
 def accepted_cases(case: Case, refuses: Callable[[Problem], str | None] | None) -> list[Case]:

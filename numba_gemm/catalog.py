@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from numba_gemm.fallback import FALLBACKS
 from numba_gemm.fp32 import (
     v1_naive,
@@ -44,6 +46,21 @@ SPECIAL: dict[str, KernelSpec] = {spec.name: spec for spec in (GEMV, SKINNY)}
 
 #: The baseline on the CPU, which is no GPU kernel but stands at the foot of the ladder.
 CPU_BASELINE = "cpu"
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """One row of the ladder: a name for ``kernel=``, and what the kernel is."""
+
+    name: str
+    title: str
+    idea: str
+    block_tile: tuple[int, int, int] | None
+    thread_tile: tuple[int, int] | None
+    threads: int | None
+    loads_per_fma: float | None
+    dtypes: tuple[str, ...]
+    min_arch: tuple[int, int] | None
 
 
 def kernel_names() -> list[str]:

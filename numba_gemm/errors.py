@@ -8,7 +8,16 @@ class NumbaGemmError(Exception):
 
 
 class NoDeviceError(NumbaGemmError, RuntimeError):
-    """A GPU was asked for and none can be used; the message says what was looked for."""
+    """A GPU was asked for and none can be used; the message says what was looked for.
+
+    Attributes
+    ----------
+    reason : that alone, without the remedy.
+    """
+
+    def __init__(self, message: str, *, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason or message
 
 
 class KernelConstraintError(NumbaGemmError, ValueError):

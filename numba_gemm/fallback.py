@@ -117,9 +117,9 @@ def fallback_for(name: str, arch: tuple[int, int], reason: str, *, dtype: str | 
     """The kernel in CUDA C++ that stands in for another, or None if there is none.
 
     For ``v1`` … ``v7`` and ``repack`` (of float32) that is the twin, for other FP32 kernels that of ``v7``; the caller
-    asks when Numba can't compile. For
-    ``t1`` … ``t3`` on a GPU before sm_80 it is the WMMA kernel of the same step, for ``t4`` there the last of them,
-    ``t3-nvcc``. The choice is logged, once for each kernel and reason, as a warning of the logger ``numba_gemm``.
+    asks when Numba can't compile. For ``t1`` … ``t3`` on a GPU before sm_80 it is the WMMA kernel of the same step, for
+    ``t4`` there the last of them, ``t3-nvcc``. The choice is logged, once for each kernel and reason, as a warning of
+    the logger ``numba_gemm``.
 
     Parameters
     ----------

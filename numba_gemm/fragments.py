@@ -288,6 +288,9 @@ def _operands(shape: str, element: str, accumulator: str | None) -> list[Fragmen
     if not known:
         raise ValueError(f"mma.sync has no {shape} with {element}; see fragments.supported()")
     chosen = accumulator or known[0].accumulators[0]
+    if chosen not in known[0].accumulators:
+        sums = " or ".join(known[0].accumulators)
+        raise ValueError(f"mma.sync {known[0].shape} with {element} adds in {sums}, not in {chosen!r}")
     return [fragment(shape, "A", element), fragment(shape, "B", element), fragment(shape, "C", chosen)]
 
 

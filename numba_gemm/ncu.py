@@ -39,7 +39,7 @@ from numba_gemm.emulator.counters import NCU_METRICS
 from numba_gemm.errors import NumbaGemmError
 
 if TYPE_CHECKING:
-    from numba_gemm.profile import Job
+    from numba_gemm.profile_job import Job
 
 #: Counter name to ncu metric.
 METRICS: dict[str, str] = dict(NCU_METRICS)

@@ -13,7 +13,7 @@ def warn_no_gpu(stacklevel: int) -> None:
     if not _warned:
         _warned = True
         warnings.warn(
-            "numba_gemm found no NVIDIA GPU, so this product and later ones use NumPy's BLAS on the CPU. "
+            "numba_gemm found no NVIDIA GPU, so products are computed by NumPy's BLAS on the CPU. "
             "device='cpu' says so without a warning; device='cuda' raises instead; `numba-gemm info` tells what "
             "was looked for.",
             RuntimeWarning,

@@ -94,7 +94,8 @@ class Plan:
 
         Parameters
         ----------
-        a, b, out : arrays of the forms that the plan was made for. Without ``out`` the result is a new array.
+        a, b, out : arrays of the forms that the plan was made for. Without ``out`` the result is a new array; a plan
+            whose ``beta`` isn't 0 needs it.
         stream : for device arrays: where to run, as for :func:`numba_gemm.matmul`.
 
         Returns
@@ -103,7 +104,8 @@ class Plan:
 
         Raises
         ------
-        ValueError, TypeError : for arrays of another form; the message names both forms. ``out`` is then untouched.
+        ValueError, TypeError : for arrays of another form, the message names both forms; without an ``out`` that
+            ``beta`` is to scale. ``out`` is then untouched.
         """
         if stream is None:
             if self._fast is not None and out is not None and self._fast(a, b, out):
@@ -150,12 +152,16 @@ class Plan:
         self._check(b_operand, self._forms[1])
         given = out is not None
         if not given:
+            if self._scales[1] != 0:
+                raise TypeError(f"this plan's beta is {self._scales[1]} and out is None; pass out, which it scales")
             out = empty_like_operand(placed_by(a_operand, b_operand), self._product.result, stream, self._c_dtype)
         c_operand = as_operand(self._forms[2].name, out, stream=stream or 0)
         self._check(c_operand, self._forms[2])
         check_output(c_operand, a_operand, b_operand, self._product)
         if self._run_on_host is not None and stream is not None:
-            raise TypeError("stream is given, but a and b are in host memory: a product of theirs is done on return")
+            raise TypeError(
+                "stream is given, but a and b are in host memory: their product is done on return; leave stream out"
+            )
         if 0 not in self._product.result:
             if self._run_on_host is not None:
                 self._run_on_host(a_operand, b_operand, c_operand)

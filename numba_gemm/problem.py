@@ -189,14 +189,15 @@ def check_output(out: Operand, a: Operand, b: Operand, shape: ProductShape) -> P
         one whose own elements overlap.
     """
     name = out.name
-    _check_dtype(out)
     check_same_place(out, placed_by(a, b))
     if out.dtype not in (a.dtype, "float32"):
         also = "" if a.dtype == "float32" else " or float32"
         raise TypeError(f"matmul: {name} is {out.dtype} and the product is {a.dtype}; pass {name} as {a.dtype}{also}")
     stack = _stack_of_output(out.shape, shape)
     if stack is None:
-        raise ValueError(f"matmul: {name} has shape {out.shape}; the product has shape {shape.result}")
+        raise ValueError(
+            f"matmul: {name} has shape {out.shape}; the product has shape {shape.result}, so pass {name} of that shape"
+        )
     if out.readonly:
         raise ValueError(f"matmul: {name} is read-only; pass an array that can be written")
     if overlaps_itself(out):
@@ -230,8 +231,14 @@ def check_scale(name: str, value: Any) -> float:
     ValueError : if float32 can't hold it.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"gemm: {name} is {value!r}; it must be a real number")
-    number = float(value)
+        raise TypeError(
+            f"gemm: {name} is {value!r}, of type {type(value).__name__}; it must be a real number, "
+            f"for instance float({name})"
+        )
+    try:
+        number = float(value)
+    except OverflowError:  # an int past the range of float64 too
+        raise ValueError(f"gemm: {name} is past the range of float32") from None
     if abs(number) > 3.4028234663852886e38 and abs(number) != float("inf"):
         raise ValueError(f"gemm: {name} = {number} is past the range of float32")
     return number
@@ -260,5 +267,5 @@ def check_same_place(x: Operand, y: Operand) -> None:
         host, device = (y, x) if x.on_device else (x, y)
         raise TypeError(
             f"matmul: {host.name} is {host.place} and {device.name} is {device.place}; move one of them: "
-            f"numba.cuda.to_device({host.name}), or {device.name}.copy_to_host()"
+            f"{host.to_device(device)}, or {device.to_host}"
         )

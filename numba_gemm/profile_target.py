@@ -1,7 +1,7 @@
 """The program that ncu watches: launches each job once. ``python -m numba_gemm.profile_target v7:256x256x64 …``
 
-A job is a string of :class:`numba_gemm.profile.Job`. The inputs are copied from the host, so the jobs' kernels are the
-only ones that run.
+A job is a string of :class:`numba_gemm.profile_job.Job`. The inputs are copied from the host, so the jobs' kernels are
+the only ones that run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numba_gemm.device.memory import DeviceBuffer, copy_to_device
 from numba_gemm.device.stream import synchronize_stream
 from numba_gemm.execute import prepare_form
 from numba_gemm.problem import ITEMSIZE
-from numba_gemm.profile import Job
+from numba_gemm.profile_job import Job
 
 
 def launch(job: Job, context: Context) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from numba_gemm.api import KernelInfo
+    from numba_gemm.catalog import KernelInfo
 
 
 def render(renderable: RenderableType, width: int = 110) -> str:

@@ -42,12 +42,12 @@ def candidates(problem: Problem, *, arch: tuple[int, int], sm_count: int) -> lis
     """The forms that are worth timing for a problem: those that each kernel names, or the one that it would choose."""
     found: list[Candidate] = []
     for spec in tuned_kernels(problem.dtype):
-        if not spec.runs_on(arch):
+        if not spec.runs_on(arch) or (spec.refuses is not None and spec.refuses(problem) is not None):
             continue
-        if spec.candidates is not None and (spec.refuses is None or spec.refuses(problem) is None):
+        if spec.candidates is not None:
             forms: Iterable[Config] = spec.candidates(problem, sm_count, arch)
         elif spec.select is not None:
-            forms = [spec.select(problem, sm_count, arch)] if spec.refuses is None or not spec.refuses(problem) else []
+            forms = [spec.select(problem, sm_count, arch)]
         else:
             forms = [config for config in spec.configs if spec.unmet(problem, config) is None][:1]
         found += [(spec, config) for config in forms if spec.unmet(problem, config) is None]

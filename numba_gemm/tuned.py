@@ -134,10 +134,28 @@ def user_folder() -> Path | None:
     """Where the user's tables are; None if tables are turned off."""
     chosen = os.environ.get("NUMBA_GEMM_TUNED_DIR")
     if chosen is not None:
-        return Path(chosen) if chosen else None
+        return Path(chosen).expanduser() if chosen else None
     import platformdirs
 
     return Path(platformdirs.user_config_dir("numba_gemm", appauthor=False)) / "tuned"
+
+
+def check_folder(folder: Path) -> None:
+    """Make the folder of the user's tables if it isn't there, and see that it can be written, before a run.
+
+    Raises
+    ------
+    ValueError : if not.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"the table of measured choices can't be kept in {folder} ({error.strerror}); "
+            "set NUMBA_GEMM_TUNED_DIR to a folder that can be written"
+        ) from None
 
 
 @functools.cache

@@ -24,6 +24,10 @@ class CudaInterface:
         }
 
 
+#: The same as Numba's own class of arrays.
+FakeNumbaArray = type("DeviceNDArray", (CudaInterface,), {"__module__": "numba.cuda.cudadrv.devicearray"})
+
+
 class DLPackOnly:
     """A NumPy array exported through DLPack as if it were a GPU's; ``calls`` are the options of each export."""
 

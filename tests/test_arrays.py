@@ -9,7 +9,7 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
-from arrays_fakes import CudaInterface, DLPackOnly
+from arrays_fakes import CudaInterface, DLPackOnly, FakeNumbaArray
 
 from numba_gemm.arrays import (
     DLPACK,
@@ -24,7 +24,6 @@ from numba_gemm.arrays import (
     overlaps_itself,
 )
 
-FakeNumbaArray = type("DeviceNDArray", (CudaInterface,), {"__module__": "numba.cuda.cudadrv.devicearray"})
 FakeMatrix = type("Matrix", (CudaInterface,), {"__module__": "numba_gemm.host", "__numba_gemm_matrix__": True})
 
 

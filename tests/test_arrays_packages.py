@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
-from arrays_fakes import CudaInterface, DLPackOnly, fake_cupy, fake_torch
+from arrays_fakes import CudaInterface, DLPackOnly, FakeNumbaArray, fake_cupy, fake_torch
 
 from numba_gemm.arrays import CUPY, HOST, TORCH, as_operand, empty_like_operand, probe_for, wrap_result
 from numba_gemm.arrays.probes import IN_FULL
+from numba_gemm.problem import check_same_place
 
 
 @pytest.fixture(params=[13, 14])
@@ -79,6 +80,20 @@ def test_amds_torch_is_refused(torch):
         as_operand("a", torch.Tensor((2, 3)))
 
 
+def test_arrays_in_different_places_are_moved_by_their_own_package(cupy, torch):
+    host = as_operand("b", np.zeros((2, 2), np.float32))
+    matrix = type("Matrix", (CudaInterface,), {"__module__": "numba_gemm.host", "__numba_gemm_matrix__": True})
+    for array, remedy in (
+        (cupy.ndarray((2, 2)), r"cupy.asarray\(b\), or cupy.asnumpy\(a\)"),
+        (torch.Tensor((2, 2)), r"torch.from_numpy\(b\).to\('cuda:0'\), or a.cpu\(\)"),
+        (FakeNumbaArray((2, 2)), r"numba.cuda.to_device\(b\), or a.copy_to_host\(\)"),
+        (matrix((2, 2)), r"numba_gemm.device_put\(b\), or a.numpy\(\)"),
+        (CudaInterface((2, 2)), r"numba.cuda.to_device\(b\), or numba.cuda.as_cuda_array\(a\).copy_to_host\(\)"),
+    ):
+        with pytest.raises(TypeError, match=rf"b is a NumPy array in host memory .*; move one of them: {remedy}$"):
+            check_same_place(host, as_operand("a", array))
+
+
 @pytest.mark.parametrize(("stream", "taken_from"), [(None, 64), (64, 64), (96, 96), (0, 0)])
 def test_new_cupy_arrays_come_from_the_pool_of_the_stream(cupy, stream, taken_from):
     result = empty_like_operand(as_operand("a", cupy.ndarray((2, 3))), (5, 2, 4), stream)
@@ -102,8 +117,7 @@ def test_probes_see_what_operands_see(cupy, torch):
     tensor = torch.Tensor((2, 3), pointer=4096)
     assert probe_for(tensor) is probe_for(torch.Tensor((4, 4)))
     assert probe_for(tensor)(tensor) == (4096, (2, 3), (3, 1), "torch.float32", 80)
-    numba_type = type("DeviceNDArray", (CudaInterface,), {"__module__": "numba.cuda.cudadrv.devicearray"})
-    numba_array = numba_type((2, 3))
+    numba_array = FakeNumbaArray((2, 3))
     numba_array.__dict__.update(
         shape=(2, 3), strides=(12, 4), dtype=np.dtype("f4"), stream=0, device_ctypes_pointer=SimpleNamespace(value=4096)
     )

@@ -11,7 +11,7 @@ import cuda.bindings.driver as cu
 import cuda.bindings.runtime
 import numpy as np
 import pytest
-from arrays_fakes import CudaInterface, DLPackOnly, FakeDriver, fake_cupy, fake_torch
+from arrays_fakes import CudaInterface, DLPackOnly, FakeDriver, FakeNumbaArray, fake_cupy, fake_torch
 
 from numba_gemm.arrays import as_operand, as_stream, current_stream, hold_operands
 from numba_gemm.device import lifetime
@@ -143,6 +143,5 @@ def test_an_operand_is_held_where_its_package_could_free_it_too_early(driver, mo
     assert held(cupy.ndarray((2, 2)), 80) == 1
     assert held(DLPackOnly(np.zeros(2, np.float32)), 0) == 1
     assert held(CudaInterface((2, 2)), 0) == 1
-    numba_array = type("DeviceNDArray", (CudaInterface,), {"__module__": "numba.cuda.cudadrv.devicearray"})
-    assert held(numba_array((2, 2)), 0) == 0
-    assert held(numba_array((2, 2), stream=80), 64) == 1
+    assert held(FakeNumbaArray((2, 2)), 0) == 0
+    assert held(FakeNumbaArray((2, 2), stream=80), 64) == 1

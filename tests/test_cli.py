@@ -82,6 +82,8 @@ def test_version(capsys):
     [
         (["bench", "v99"], "there is no kernel 'v99'; the kernels are cpu, v1"),
         (["bench", "--sizes", "3x4"], "neither a number"),
+        (["bench", "--sizes", "2147483648"], "past 2147483647"),
+        (["bench", "cpu", "--sizes", "4096", "--device", "cpu"], "nothing was measured; give smaller --sizes"),
         (["bench", "--rounds", "0"], "--rounds is 0"),
         (["bench", "v6", "t4", "--dtype", "float16"], "kernel v6 takes float32, not float16"),
         (["bench", "t1", "--dtype", "float32"], "kernel t1 takes float16 and bfloat16, not float32"),
@@ -89,7 +91,7 @@ def test_version(capsys):
         (["inspect", "t2", "--config", "dtype=float32"], "its forms are: dtype=float16 | dtype=bfloat16"),
         (["check", "nope"], "there is no kernel 'nope'"),
         (["check", "--seed", "-1"], "--seed is -1"),
-        (["check", "v1", "--device", "cpu"], "nothing was checked: v1 (--device cpu was given)"),
+        (["check", "v1", "--device", "cpu"], "nothing was checked: v1 (--device cpu was given); leave --device"),
         (["check", "cpu", "--device", "emulator"], "nothing was checked: cpu (no GPU kernel"),
         (["check", "v1", "--device", "emulator", "--arch", "hopper"], "another form than sm_90"),
         (["check", "cpu", "--device", "cpu", "--arch", "sm_80"], "--arch is of the emulator"),
@@ -99,12 +101,15 @@ def test_version(capsys):
         (["bench", "v1", "--device", "emulator", "--sizes", "8", "--emulate", "8", "8", "8"], "give one"),
         (["inspect", "auto"], "there is no kernel 'auto'"),
         (["inspect", "cpu"], "inspect one of v1"),
-        (["inspect", "v1", "--arch", "hopper"], "another form than sm_90"),
+        (["inspect", "v1", "--arch", "hopper"], "another form than sm_90; write sm_90, 90 or 9.0"),
         (["inspect", "v1", "--arch", "sm_30"], "outside the range"),
         (["inspect", "v6", "--config", "vector_width=3"], "its forms are: vector_width=4 | vector_width=1"),
         (["inspect", "v6", "--config", "fast"], "name=number"),
+        (["inspect", "v1", "--config", "vector_width=1"], "it has one form, so leave --config out"),
+        (["inspect", "t4", "--config", "block_m=63"], "forms, which numba-gemm inspect t4 lists, combine block_"),
         (["inspect", "all", "--ptx"], "take one kernel"),
         (["bench", "cpu", "--sizes", "8", "--rounds", "1", "--json", "/nowhere/at/all.json"], "no folder /nowhere"),
+        (["bench", "cpu", "--sizes", "8", "--rounds", "1", "--json", "/"], "--json / is a folder; name a file in it"),
     ],
 )
 def test_a_wrong_call_ends_with_one_line_and_status_2(arguments, words, capsys):
@@ -131,10 +136,16 @@ def test_debug_shows_the_traceback():
 
 
 @needs_no_gpu
-@pytest.mark.parametrize("command", ["bench", "check"])
-def test_insisting_on_a_gpu_without_one_says_what_was_looked_for(command, capsys):
-    assert main([command, "--device", "cuda"]) == 2
-    assert "no NVIDIA driver" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "arguments", [["bench", "--device", "cuda"], ["check", "--device", "cuda"], ["tune"], ["tune", "--show"]], ids=str
+)
+def test_insisting_on_a_gpu_without_one_says_what_was_looked_for(arguments, capsys):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert "no NVIDIA driver" in error
+    assert "machine with an NVIDIA GPU" in error
+    assert ("leave --device out" in error) is ("--device" in arguments)
+    assert "device='" not in error  # which is Python's way to say it
 
 
 def test_ctrl_c_ends_with_status_130_and_no_traceback(tmp_path):
@@ -224,7 +235,7 @@ def test_inspect_prints_ptx(capsys):
     assert ".entry v1" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text", ["sm_90", "90", "9.0", "compute_90"])
+@pytest.mark.parametrize("text", ["sm_90", "90", "9.0", "compute_90", "sm_90a"])
 def test_architectures_are_parsed(text):
     assert parse_arch(text) == (9, 0)
     assert parse_arch("sm_120") == (12, 0)

@@ -30,6 +30,8 @@ def test_list(capsys):
         ([], "which shape"),
         (["m99n1k1"], "no shape 'm99n1k1'; the shapes are .*m16n8k16"),
         (["m16n8k16", "--element", "f17"], "no elements of type 'f17'; it has f16, bf16"),
+        (["m16n8k16", "--accumulator", "f64"], "m16n8k16 with f16 adds in f32 or f16, not in 'f64'"),
+        (["m16n8k16", "--element", "bf16", "--accumulator", "f16"], "with bf16 adds in f32, not"),
         (["m16n8k16", "--lane", "32"], "lane"),
     ],
 )

@@ -294,6 +294,7 @@ def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path, monkeypatch, capl
     monkeypatch.setattr(compiler, "_kernels", {})
     assert compile_kernel(SPEC, CONFIG, ARCH).entry == "v1"
     assert "could not keep compiled kernel v1" in caplog.text
+    assert "set NUMBA_GEMM_CACHE_DIR to a folder that can be written" in caplog.text
 
 
 def test_the_empty_name_turns_the_cache_off(monkeypatch, counted):

@@ -23,6 +23,7 @@ from numba_gemm.tune import Measured, candidates, tune, tune_problem
 from numba_gemm.tuned import (
     Choice,
     Table,
+    check_folder,
     code_of,
     digest_of,
     find_choice,
@@ -30,6 +31,7 @@ from numba_gemm.tuned import (
     key_of,
     read_table,
     table_name,
+    user_folder,
 )
 
 PACKAGE = Path(tuned.__file__).resolve().parent
@@ -432,3 +434,18 @@ def test_a_table_that_does_not_fit_is_noticed(tmp_path, change, choice, fault):
 )
 def test_a_key_says_enough_to_make_a_problem_of_it(problem):
     assert key_of(problem_of(key_of(problem))) == key_of(problem)
+
+
+def test_a_folder_that_cant_be_written_is_found_before_anything_is_measured(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    for folder in (tmp_path / "file", tmp_path / "file" / "tables"):
+        with pytest.raises(ValueError, match=r"can't be kept in .*; set NUMBA_GEMM_TUNED_DIR to a folder"):
+            check_folder(folder)
+    check_folder(tmp_path / "new" / "tables")
+    assert list((tmp_path / "new" / "tables").iterdir()) == []
+
+
+def test_a_home_in_the_folders_name_is_the_users(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NUMBA_GEMM_TUNED_DIR", "~/tables")
+    assert user_folder() == tmp_path / "tables"

@@ -97,6 +97,7 @@ class Operand:
             CUPY: f"cupy.asnumpy({self.name})",
             TORCH: f"{self.name}.cpu()",
             JAX: f"numpy.asarray({self.name})",
+            MATRIX: f"{self.name}.numpy()",
             HOST: self.name,
         }.get(self.kind, f"numba.cuda.as_cuda_array({self.name}).copy_to_host()")
 
@@ -109,6 +110,7 @@ class Operand:
         return {
             CUPY: f"cupy.asarray({name})",
             JAX: f"jax.device_put({name}, jax.devices('cuda')[{gpu}])",
+            MATRIX: f"numba_gemm.device_put({name})",
         }.get(like.kind, f"numba.cuda.to_device({name})")
 
     def transposed(self) -> Operand:

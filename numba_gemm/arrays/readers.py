@@ -118,19 +118,8 @@ def _read_numba(name: str, array: Any, stream: int) -> Operand | None:
     device = getattr(getattr(context, "device", None), "id", None)
     if isinstance(array, np.ndarray):
         # Managed or mapped memory: the GPU's and NumPy's at one address. A view of it has lost Numba's own attributes.
-        return Operand(
-            name=name,
-            array=array,
-            kind=NUMBA,
-            pointer=array.__array_interface__["data"][0],
-            shape=array.shape,
-            strides=strides_in_elements(name, array.strides, array.itemsize),
-            dtype=dtype_name(array.dtype),
-            itemsize=array.itemsize,
-            readonly=not array.flags.writeable,
-            stream=as_stream(getattr(array, "stream", 0) or 0) or None,
-            device=device,
-        )
+        own_stream = as_stream(getattr(array, "stream", 0) or 0) or None
+        return replace(host_operand(name, array, array), kind=NUMBA, stream=own_stream, device=device)
     operand = read_interface(name, array, NUMBA, device)
     strides = getattr(array, "strides", None)
     if operand is None or strides is None:

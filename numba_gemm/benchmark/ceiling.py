@@ -16,8 +16,8 @@ import struct
 
 import numpy as np
 
+from numba_gemm.arrays.operand import numpy_dtype
 from numba_gemm.benchmark.record import CEILING, CEILING_NORMAL
-from numba_gemm.cases import numpy_dtype
 from numba_gemm.compile import compile_kernel
 from numba_gemm.device.context import Context, synchronize
 from numba_gemm.device.launch import launch

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from numba_gemm.cases import Case, accepted_cases, large_cases, small_cases
+from numba_gemm.cases import Case, accepted_cases, large_cases, small_cases, typed
 from numba_gemm.catalog import CPU_BASELINE, get_spec
 from numba_gemm.choose import choose
 from numba_gemm.problem import Problem
@@ -64,11 +64,6 @@ def cases_for(kernel: str, *, quick: bool) -> Iterator[Case]:
     for dtype in dtypes:
         for case in (*small_cases(tile, step), *(() if quick else large_cases())):
             yield from accepted_cases(typed(case, dtype), refuses)
-
-
-def typed(case: Case, dtype: str) -> Case:
-    """A case in an element type; C is of it too, or float32 where nothing is rounded, so that the sums are compared."""
-    return replace(case, dtype=dtype, c_dtype="float32" if case.exact else dtype)
 
 
 class References:

@@ -10,10 +10,11 @@ from dataclasses import replace
 import numpy as np
 
 from numba_gemm.benchmark.inputs import Checker, Matrix, Pool
-from numba_gemm.benchmark.record import Row, usable_cores
+from numba_gemm.benchmark.record import Row
 from numba_gemm.benchmark.suites import Shape
 from numba_gemm.catalog import CPU_BASELINE
 from numba_gemm.problem import Problem
+from numba_gemm.processes import usable_cores
 from numba_gemm.timing import Timing, summarise
 
 PEER = "numpy"

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from numba_gemm.benchmark.correctness import typed
 from numba_gemm.benchmark.forms import typed_forms
 from numba_gemm.benchmark.record import Row
 from numba_gemm.benchmark.suites import Shape
-from numba_gemm.cases import Case, accepted_cases, small_cases
+from numba_gemm.cases import Case, accepted_cases, small_cases, typed
 from numba_gemm.catalog import get_spec
 from numba_gemm.choose import DEFAULT_SM_COUNT, choose
 from numba_gemm.compile import arch_name

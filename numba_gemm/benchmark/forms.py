@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
-import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
@@ -16,6 +14,7 @@ from numba_gemm.compile import CompiledKernel, arch_name, compile_kernel
 from numba_gemm.compile.occupancy import Occupancy, occupancy, sm_limits
 from numba_gemm.compile.sass import SassReport, disassemble
 from numba_gemm.errors import CompileError
+from numba_gemm.processes import ignore_interrupt, usable_cores
 from numba_gemm.spec import Config, Geometry, KernelSpec, describe_config
 
 Arch = tuple[int, int]
@@ -172,7 +171,7 @@ def report_forms(
     -------
     One report a form, in the order of ``forms``.
     """
-    workers = min(workers or _cores(), len(forms))
+    workers = min(workers or usable_cores(), len(forms))
     if workers <= 1:
         reports = []
         for form in forms:
@@ -182,7 +181,7 @@ def report_forms(
     found: dict[int, FormReport] = {}
     before = set(multiprocessing.active_children())
     executor = ProcessPoolExecutor(
-        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_ignore_interrupt
+        workers, mp_context=multiprocessing.get_context("spawn"), initializer=ignore_interrupt
     )
     try:
         # The largest kernels first, so that no core is left with a long one at the end.
@@ -222,15 +221,6 @@ def tensor_mmas(mix: dict[str, int]) -> int:
 def shared_loads(mix: dict[str, int]) -> int:
     """Shared-memory load instructions in an instruction mix, of any width."""
     return sum(count for name, count in mix.items() if name.partition(".")[0] in ("LDS", "LDSM"))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _ignore_interrupt() -> None:
-    """In a worker: Ctrl-C is the parent's to handle."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _first_line(error: BaseException) -> str:

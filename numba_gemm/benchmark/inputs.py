@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from numba_gemm.arrays.operand import numpy_dtype
 from numba_gemm.benchmark.suites import Shape
-from numba_gemm.cases import numpy_dtype
 from numba_gemm.validate import Reference, check, reference
 
 Matrix = npt.NDArray[Any]

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from numba_gemm._version import __version__
+from numba_gemm.processes import usable_cores
 
 SCHEMA = 1
 
@@ -201,13 +202,6 @@ def cpu_name() -> str:
     except OSError:
         found = None
     return found.group(1).strip() if found else (platform.processor() or platform.machine())
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def driver_release() -> str:

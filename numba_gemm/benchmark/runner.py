@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from numba_gemm.arrays.operand import numpy_dtype
 from numba_gemm.benchmark.inputs import Checker, Matrix, Pool
 from numba_gemm.benchmark.peers import Peer
 from numba_gemm.benchmark.record import CEILING, CEILING_NORMAL, HALF_AGAINST_SINGLE, Record, Row, environment
 from numba_gemm.benchmark.suites import Shape
-from numba_gemm.cases import numpy_dtype
 from numba_gemm.problem import ITEMSIZE, Problem
 from numba_gemm.spec import describe_config
 from numba_gemm.timing import Timing, Work, set_count, time_interleaved

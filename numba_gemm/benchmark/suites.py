@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from numba_gemm.stack import MAX_DIMENSION
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -72,7 +74,7 @@ def parse_shape(text: str) -> Shape:
 
     Raises
     ------
-    ValueError : for anything else, or a dimension below 1.
+    ValueError : for anything else, or a dimension below 1 or past 2³¹ − 1.
     """
     well_formed = re.fullmatch(r"\d+(?:[x×]\d+[x×]\d+)?", text.strip(), re.ASCII)
     sizes = [int(part) for part in re.split(r"[x×]", text.strip())] if well_formed else [0]
@@ -80,4 +82,6 @@ def parse_shape(text: str) -> Shape:
         raise ValueError(
             f"size {text!r} is neither a number, for instance 1024, nor MxNxK, for instance 4096x4095x4096"
         )
+    if max(sizes) > MAX_DIMENSION:
+        raise ValueError(f"size {text!r} is past {MAX_DIMENSION}, the largest dimension that a kernel takes")
     return cube(sizes[0]) if len(sizes) == 1 else Shape(*sizes)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from numba_gemm._version import __version__
-from numba_gemm.errors import NumbaGemmError
+from numba_gemm.errors import NoDeviceError, NumbaGemmError
 
 #: The subcommands, in the order of the help; each is a module here.
 COMMANDS = ("bench", "check", "inspect", "profile", "tune", "fragments", "info")
@@ -75,7 +75,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (NumbaGemmError, ValueError, OSError, ImportError) as error:
         if getattr(args, "debug", False):
             raise
-        first, _, rest = str(error).strip().partition("\n")
+        text = _without_gpu(error, args) if isinstance(error, NoDeviceError) else str(error)
+        first, _, rest = text.strip().partition("\n")
         more = " (--debug shows the whole message)" if rest else ""
         print(f"numba-gemm: {first or type(error).__name__}{more}", file=sys.stderr)
         return 2
+
+
+def _without_gpu(error: NoDeviceError, args: argparse.Namespace) -> str:
+    """The error with the remedy of a command line: the message's own speaks of Python's arguments."""
+    instead = "leave --device out to do what can be done without one, or take" if hasattr(args, "device") else "take"
+    return (
+        f"{error.reason}; {instead} a machine with an NVIDIA GPU of compute capability 7.5 or later and its driver "
+        "(numba-gemm info shows what was found)"
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numba_gemm.benchmark.suites import (
@@ -65,6 +64,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     """Describe the subcommand."""
     from numba_gemm.benchmark.suites import DTYPES
     from numba_gemm.catalog import kernel_names
+    from numba_gemm.cli.names import BESIDE_THE_LADDER
 
     parser = subparsers.add_parser(
         "bench",
@@ -78,7 +78,7 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         "kernels",
         nargs="*",
         metavar="KERNEL",
-        help=f"{', '.join(kernel_names())}, or auto, which is the library's own choice "
+        help=f"{', '.join(kernel_names())}; {BESIDE_THE_LADDER}; or auto, which is the library's own choice "
         "(default: the FP32 ladder and then the tensor-core ladder in float16; for a suite auto and the two topmost "
         "rungs of one ladder)",
     )
@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
     from numba_gemm.benchmark.selection import kernels_by_dtype
     from numba_gemm.catalog import CPU_BASELINE
     from numba_gemm.cli.console import make_console
-    from numba_gemm.cli.names import check_kernels
+    from numba_gemm.cli.names import check_json_path, check_kernels
     from numba_gemm.device.driver import driver, is_available
 
     check_kernels(args.kernels, also=(AUTO,))
@@ -139,8 +139,8 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.rounds < 1:
         raise ValueError(f"--rounds is {args.rounds}; it must be 1 or more")
-    if args.json and not Path(args.json).absolute().parent.is_dir():  # said now, not after the run
-        raise ValueError(f"--json {args.json}: there is no folder {Path(args.json).absolute().parent}")
+    if args.json:
+        check_json_path(args.json)
     shapes = [parse_shape(text) for text in args.sizes] if args.sizes else None
     suite = args.suite or ("ladder" if shapes is None else "sizes")
     if args.suite:
@@ -167,7 +167,7 @@ def run(args: argparse.Namespace) -> int:
             _on_cpu(console, record, shapes, args.rounds)
     elif args.device == "emulator":
         if not plan:
-            raise ValueError(f"nothing to emulate: {', '.join(args.kernels)} has no GPU code")
+            raise ValueError(f"nothing to emulate: {', '.join(args.kernels)} has no GPU code; leave --device out")
         record = Record(environment())
         _on_emulator(console, record, plan, emulated)
     else:
@@ -178,6 +178,8 @@ def run(args: argparse.Namespace) -> int:
                 "On a machine with an NVIDIA GPU this command would also run each of these kernels there: check its "
                 "result, and time it beside cuBLAS in TFLOP/s and as a share of the GPU's roof."
             )
+    if not record.rows and not record.resources:
+        raise ValueError("nothing was measured; give smaller --sizes, or a GPU kernel's name")
     if args.json:
         record.write(args.json)
         console.print(f"The run is in {args.json}.")
@@ -246,9 +248,9 @@ def _summary(console: Console, rows: Sequence[Row]) -> None:
 
 def _on_cpu(console: Console, record: Record, shapes: list[Shape] | None, rounds: int) -> None:
     from numba_gemm.benchmark.cpu import bench_cpu
-    from numba_gemm.benchmark.record import usable_cores
     from numba_gemm.benchmark.report import cpu_table
     from numba_gemm.cli.console import progress_bar
+    from numba_gemm.processes import usable_cores
 
     wanted = shapes or [cube(size) for size in CPU_SIZES]
     suited = [shape for shape in wanted if shape.m * shape.n * shape.k <= _CPU_LIMIT]
@@ -279,11 +281,12 @@ def _without_gpu(
     baseline: bool,
 ) -> Record:
     from numba_gemm.benchmark.forms import REPORT_ARCHS, SHOWN_OF_MANY, report_forms, shown_forms
-    from numba_gemm.benchmark.record import Record, cpu_name, environment, usable_cores
+    from numba_gemm.benchmark.record import Record, cpu_name, environment
     from numba_gemm.benchmark.report import forms_table
     from numba_gemm.benchmark.selection import ladder_names
     from numba_gemm.catalog import get_spec
     from numba_gemm.cli.console import progress_bar
+    from numba_gemm.processes import usable_cores
 
     why = "The GPU is left alone" if gpu_found else "No NVIDIA GPU was found"
     console.print(f"{why}; this is what can be said without one, on {cpu_name()}, {usable_cores()} cores.\n")
@@ -298,8 +301,12 @@ def _without_gpu(
             reports = report_forms(forms, on_done=lambda _: bar.advance())
         console.print(forms_table(reports, "GPU kernels, compiled; instructions are those of the main loop"))
         console.print()
-        for name in dict.fromkeys(name for name, _, _ in forms if get_spec(name).select is not None):
-            console.print(f"Of {name}'s forms {SHOWN_OF_MANY} are shown; numba-gemm inspect {name} shows all.\n")
+        many = list(dict.fromkeys(name for name, _, _ in forms if get_spec(name).select is not None))
+        if many:
+            console.print(
+                f"Of {', '.join(many)}, which have a form for each problem, {SHOWN_OF_MANY} at most are shown; "
+                f"numba-gemm inspect {many[-1]} shows all.\n"
+            )
         for note in dict.fromkeys(report.note for report in reports if report.note):
             console.print(f"Instructions weren't counted: {note}")
         record.resources = [report.to_dict() for report in reports]

@@ -39,6 +39,7 @@ _SHOWN = 10
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     """Describe the subcommand."""
     from numba_gemm.catalog import kernel_names
+    from numba_gemm.cli.names import BESIDE_THE_LADDER
 
     parser = subparsers.add_parser(
         "check",
@@ -49,7 +50,10 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
     )
     parser.add_argument(
-        "kernels", nargs="*", metavar="KERNEL", help=f"{', '.join(kernel_names())} (default: all of them)"
+        "kernels",
+        nargs="*",
+        metavar="KERNEL",
+        help=f"{', '.join(kernel_names())} (default: all of these); {BESIDE_THE_LADDER}",
     )
     parser.add_argument(
         "--device",
@@ -90,7 +94,9 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--arch is of the emulator; add --device emulator")
     places, left_out = _places(names, args.device, on_gpu, arch)
     if not places:
-        raise ValueError(f"nothing was checked: {_reasons(left_out)}")
+        raise ValueError(
+            f"nothing was checked: {_reasons(left_out)}; leave --device and --arch out, or name other kernels"
+        )
     console = make_console()
     _compile_ahead(places, arch, quick=args.quick)
 

@@ -73,8 +73,9 @@ def collect() -> dict[str, Any]:
     """Everything that is shown, as plain data; ``missing`` lists (what, what for, command) of what isn't there."""
     from numba_gemm import __version__
     from numba_gemm.benchmark.peers import REMEDY, importable_peers
-    from numba_gemm.benchmark.record import cpu_name, package_versions, usable_cores
+    from numba_gemm.benchmark.record import cpu_name, package_versions
     from numba_gemm.compile.assembler import find_tool
+    from numba_gemm.processes import usable_cores
 
     missing: list[dict[str, str]] = []
 

@@ -32,6 +32,7 @@ ALL = "all"
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     """Describe the subcommand."""
     from numba_gemm.catalog import LADDER
+    from numba_gemm.cli.names import BESIDE_THE_LADDER
 
     parser = subparsers.add_parser(
         "inspect",
@@ -42,7 +43,10 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
     )
     parser.add_argument(
-        "kernel", metavar="KERNEL", help=f"{', '.join(LADDER)}, or all, which gives one row for each compiled form"
+        "kernel",
+        metavar="KERNEL",
+        help=f"{', '.join(LADDER)}; {BESIDE_THE_LADDER}; or all, which gives one row for each compiled form of the "
+        "ladder",
     )
     parser.add_argument(
         "--arch", metavar="SM", help="architecture, for instance sm_90 (default: this machine's GPU's, else sm_90)"

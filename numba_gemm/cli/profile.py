@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from numba_gemm.profile import Job, Profile
+    from numba_gemm.profile import Profile
+    from numba_gemm.profile_job import Job
 
 _DESCRIPTION = """\
 Launch a kernel once and count: shared-memory requests, wavefronts and bank conflicts, global-memory requests and
@@ -76,6 +77,7 @@ _NO_BARRIER_COUNT = "ncu has no count of barriers; its number is that of every i
 def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
     """Describe the subcommand."""
     from numba_gemm.catalog import LADDER
+    from numba_gemm.cli.names import BESIDE_THE_LADDER
 
     parser = subparsers.add_parser(
         "profile",
@@ -86,7 +88,9 @@ def add_parser(subparsers: Any, common: argparse.ArgumentParser) -> None:
         parents=[common],
     )
     parser.add_argument(
-        "kernel", metavar="KERNEL", help=f"{', '.join(LADDER)}, or all, which gives one row for each kernel"
+        "kernel",
+        metavar="KERNEL",
+        help=f"{', '.join(LADDER)}; {BESIDE_THE_LADDER}; or all, which gives one row for each kernel of the ladder",
     )
     parser.add_argument(
         "--shape",
@@ -118,15 +122,16 @@ def run(args: argparse.Namespace) -> int:
     """Carry out the subcommand."""
     from numba_gemm.catalog import CPU_BASELINE, LADDER, get_spec
     from numba_gemm.cli.console import make_console
-    from numba_gemm.cli.names import default_arch, parse_config
-    from numba_gemm.profile import EMULATOR, Job
+    from numba_gemm.cli.names import check_json_path, default_arch, parse_config
+    from numba_gemm.profile import EMULATOR
+    from numba_gemm.profile_job import Job
 
     if args.kernel == CPU_BASELINE:
         raise ValueError("kernel cpu runs on the CPU and has no GPU code; profile one of " + ", ".join(LADDER))
     if args.kernel == ALL and args.config:
         raise ValueError("--config takes one kernel, not all")
-    if args.json and not Path(args.json).absolute().parent.is_dir():  # said now, not after the run
-        raise ValueError(f"--json {args.json}: there is no folder {Path(args.json).absolute().parent}")
+    if args.json:
+        check_json_path(args.json)
     arch = default_arch()
     whole = [name for name, spec in LADDER.items() if spec.max_arch is None or spec.runs_on(arch)]
     names = whole if args.kernel == ALL else [args.kernel]

@@ -61,7 +61,16 @@ def run(args: argparse.Namespace) -> int:
     from numba_gemm.device.context import current_context
     from numba_gemm.problem import Problem
     from numba_gemm.tune import GpuMeasure, forms_to_compile, tune
-    from numba_gemm.tuned import Table, forget, kernels_digest, key_of, read_table, table_name, user_folder
+    from numba_gemm.tuned import (
+        Table,
+        check_folder,
+        forget,
+        kernels_digest,
+        key_of,
+        read_table,
+        table_name,
+        user_folder,
+    )
 
     shapes = _shapes(args)
     console = Console()
@@ -82,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
         console.print(f"{len(table.choices)} shapes in {path}")
         return 0
 
+    check_folder(folder)
     problems = [Problem.packed(shape.m, shape.n, shape.k, dtype=dtype) for dtype in args.dtype for shape in shapes]
     arch, sm_count = device.compute_capability, device.sm_count
     left = [problem for problem in problems if args.again or key_of(problem) not in table.choices]

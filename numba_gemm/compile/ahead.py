@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
-import signal
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, wait
 
 from numba_gemm.compile.cache import cache_directory
 from numba_gemm.compile.compiler import compile_kernel, is_cached
 from numba_gemm.errors import CompileError
+from numba_gemm.processes import ignore_interrupt, usable_cores
 from numba_gemm.spec import Config, KernelSpec
 
 #: With fewer kernels to compile, starting processes takes longer than compiling them here.
@@ -34,15 +33,14 @@ def compile_ahead(
     if cache_directory() is None:
         return 0
     missing = [form for form in dict.fromkeys(forms) if not is_cached(*form, arch)]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = min(workers or cores, len(missing))
+    workers = min(workers or usable_cores(), len(missing))
     if len(missing) < FEWEST or workers < 2:
         for spec, config in missing:
             _compile(spec, config, arch)
         return len(missing)
     # Not by fork: this process may have a CUDA context.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_ignore_interrupt) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=ignore_interrupt) as pool:
         wait([pool.submit(_compile, spec, config, arch) for spec, config in missing])
     return len(missing)
 
@@ -50,8 +48,3 @@ def compile_ahead(
 def _compile(spec: KernelSpec, config: Config, arch: tuple[int, int]) -> None:
     with contextlib.suppress(CompileError):
         compile_kernel(spec, config, arch)
-
-
-def _ignore_interrupt() -> None:
-    """In a worker: Ctrl-C is the parent's to handle."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -28,7 +28,7 @@ def cache_directory() -> Path | None:
     """The folder that holds the entries, or None if caching is off."""
     chosen = os.environ.get("NUMBA_GEMM_CACHE_DIR")
     if chosen is not None:
-        return Path(chosen) if chosen else None
+        return Path(chosen).expanduser() if chosen else None
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("numba_gemm", appauthor=False)) / "kernels"
@@ -69,7 +69,13 @@ def store(kernel: CompiledKernel) -> None:
             file.write(_encode(kernel))
         os.replace(temporary, path)
     except OSError as error:
-        _log.warning("could not keep compiled kernel %s in %s: %s", kernel.entry, path.parent, error)
+        _log.warning(
+            "could not keep compiled kernel %s in %s (%s); set NUMBA_GEMM_CACHE_DIR to a folder that can be written, "
+            "or to the empty string to keep none",
+            kernel.entry,
+            path.parent,
+            error.strerror,
+        )
         if temporary:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)

@@ -26,16 +26,21 @@ def driver() -> Any:
     try:
         module = importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
-        raise NoDeviceError(f"cuda-python could not be imported ({error}). {_REMEDY}") from error
+        raise _no_device(f"cuda-python could not be imported ({error})") from None
     try:
         (code,) = module.cuInit(0)
     except Exception as error:  # cuda-python raises its own types when libcuda.so is missing
-        raise NoDeviceError(f"no NVIDIA driver: libcuda.so could not be loaded ({error}). {_REMEDY}") from error
+        told = str(error).rstrip(".")
+        raise _no_device(f"no NVIDIA driver: libcuda.so could not be loaded ({told})") from None
     if int(code) != 0:
-        raise NoDeviceError(f"the NVIDIA driver found no usable GPU (cuInit: {code.name}). {_REMEDY}")
+        raise _no_device(f"the NVIDIA driver found no usable GPU (cuInit: {code.name})")
     if check(module.cuDeviceGetCount(), "cuDeviceGetCount") == 0:
-        raise NoDeviceError(f"the NVIDIA driver is there but sees no GPU. {_REMEDY}")
+        raise _no_device("the NVIDIA driver is there but sees no GPU")
     return module
+
+
+def _no_device(reason: str) -> NoDeviceError:
+    return NoDeviceError(f"{reason}. {_REMEDY}", reason=reason)
 
 
 def check(result: tuple[Any, ...], what: str) -> Any:
@@ -49,6 +54,21 @@ def check(result: tuple[Any, ...], what: str) -> Any:
     if len(result) == 1:
         return None
     return result[1] if len(result) == 2 else result[1:]
+
+
+def function_address(name: str, version: int = 12000) -> int:
+    """Where a function of the driver is, to be called through :mod:`ctypes` where a microsecond counts.
+
+    ``version`` is that of CUDA to which the arguments belong.
+
+    Raises
+    ------
+    CudaError : if the driver has no such function.
+    """
+    pointer = int(check(driver().cuGetProcAddress(name.encode(), version, 0), f"cuGetProcAddress({name})")[0])
+    if pointer == 0:
+        raise CudaError(f"the CUDA driver has no {name}; update it to R525 or later", code=500)
+    return pointer
 
 
 def describe(code: Any) -> str:

@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from numba_gemm.device.driver import check, describe, driver
+from numba_gemm.device.driver import describe, function_address
 from numba_gemm.device.module import Function
 from numba_gemm.errors import CudaError
 
@@ -78,10 +78,7 @@ def driver_function(name: str, *argument_types: Any, version: int = 12000) -> Ca
     ------
     CudaError : if the driver has no such function.
     """
-    pointer = int(check(driver().cuGetProcAddress(name.encode(), version, 0), f"cuGetProcAddress({name})")[0])
-    if pointer == 0:
-        raise CudaError(f"the CUDA driver has no {name}; update it to R525 or later", code=500)
-    return ctypes.CFUNCTYPE(ctypes.c_int, *argument_types)(pointer)
+    return ctypes.CFUNCTYPE(ctypes.c_int, *argument_types)(function_address(name, version))
 
 
 def _launch_function() -> Callable[..., int]:
@@ -183,18 +180,16 @@ def prepare_launch(
     parameters: bytes,
     *,
     dynamic_shared_bytes: int = 0,
-    overlaps: bool = False,
 ) -> PreparedLaunch:
     """A launch of which only the first three parameters, addresses, and the stream are left open.
 
-    ``parameters`` are all of the kernel's, those three with any value; ``overlaps`` is as for :func:`launch`. The
-    function that is returned launches
+    ``parameters`` are all of the kernel's, those three with any value. The function that is returned launches
     asynchronously and raises :class:`CudaError` as :func:`launch` does.
     """
     handle = int(function.handle)
     call = _launch_function()
     head = struct.pack("<7I4x", *grid, *block, dynamic_shared_bytes)
-    attributes_and_size = struct.pack("<QI4xQ", *_attributes(overlaps), len(parameters))
+    attributes_and_size = struct.pack("<QI4xQ", *_attributes(False), len(parameters))
     tail = parameters[24:]
     pack_into = struct.Struct(_PREPARED.format(len(tail))).pack_into
     buffer = _buffer

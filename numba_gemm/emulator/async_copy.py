@@ -97,7 +97,7 @@ def fetch(b: Any, origin: np.ndarray, take: np.ndarray, size: int, width: int, w
     check_access(b)
     if (take == size).all():
         data = b.memory.load(b, origin.view(np.uint64), width, words)
-        count_global(b, "load", origin, size)
+        count_global(b, "load", origin)
         return data
     octets = np.zeros((origin.size, size), np.uint8)
     saved, index = b.sel, b.indices()
@@ -112,7 +112,7 @@ def fetch(b: Any, origin: np.ndarray, take: np.ndarray, size: int, width: int, w
         else:
             for byte in range(int(amount)):
                 octets[lanes, byte] = b.memory.load(b, (origin[lanes] + byte).view(np.uint64), 1, 1)
-        count_global(b, "load", origin[lanes], int(size))
+        count_global(b, "load", origin[lanes])
     b.sel = saved
     result = octets.view(f"u{width}")
     return result if words > 1 else result[:, 0]

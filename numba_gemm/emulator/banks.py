@@ -102,8 +102,11 @@ def matrix_wavefronts(rows: np.ndarray) -> tuple[int, int]:
     return int(_passes(words, None).sum()), rows.shape[0]
 
 
-def global_sectors(address: np.ndarray, active: np.ndarray | None, size: int) -> int:
-    """Distinct 32-byte sectors that each warp touches, summed over warps."""
+def global_sectors(address: np.ndarray) -> int:
+    """Distinct 32-byte sectors that each warp touches, summed over warps, by the addresses [warps, 32] of its lanes.
+
+    An access, which is aligned, lies within one sector; an inactive lane repeats the address of an active one.
+    """
     ordered = np.sort(address >> np.uint64(5), axis=1)
     fresh = int(np.count_nonzero(ordered[:, 1:] != ordered[:, :-1]))
     return fresh + ordered.shape[0]

@@ -35,9 +35,9 @@ def launch(
     ptx_text : the PTX, as a compiler or a person wrote it.
     grid, block : an int, or 1 to 3 ints.
     args : one per kernel parameter. A NumPy array is copied to emulated device memory, passed as a pointer to its
-        first element and written back in place after the launch (a view keeps its strides; an array given twice has
-        one address). A NumPy scalar is passed by value and must have the parameter's size; `np.uint64` for a
-        pointer parameter is an address.
+        first element and written back in place after the launch, unless it is read-only (a view keeps its strides; an
+        array given twice has one address). A NumPy scalar is passed by value and must have the parameter's size;
+        `np.uint64` for a pointer parameter is an address.
     kernel : the entry's name, where the text has several.
     shared_bytes : dynamic shared memory per block.
     arch : decides how tensor cores add ("sm_80", "sm_90", …).
@@ -57,7 +57,10 @@ def launch(
         elif isinstance(arg, np.generic):
             params.append(arg)
         else:
-            raise LaunchError(f"arguments are NumPy arrays or NumPy scalars, not {type(arg).__name__}")
+            raise LaunchError(
+                f"arguments are NumPy arrays or NumPy scalars, not {type(arg).__name__}; pass it as one, for instance "
+                "np.float32(2) or np.asarray(x)"
+            )
     report = machine.launch(program, grid, block, params, shared_bytes=shared_bytes, blocks=blocks, cluster=cluster)
     for array, address in placed:
         if array.size and array.flags.writeable:

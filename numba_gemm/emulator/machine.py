@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -67,6 +68,8 @@ class Machine:
     """
 
     def __init__(self, arch: str = "sm_90", *, lanes: int = LANES, limit: int = 1 << 26) -> None:
+        if not re.fullmatch(r"sm_\d{2,3}[af]?", arch):
+            raise LaunchError(f"arch is {arch!r}; it must be an architecture's name, for instance 'sm_90'")
         self.arch = arch
         self.lanes = lanes
         self.limit = limit
@@ -199,7 +202,7 @@ class LaunchState:
         self.executed = np.zeros((2, len(program.code)), np.int64)
         directives = program.kernel.directives
         if self.threads > 1024 or block[2] > 64:
-            raise LaunchError(f"a block of {block} has more threads than a block can have")
+            raise LaunchError(f"a block of {block} has more threads than a block can have: 1024, and 64 along z")
         if ".maxntid" in directives and self.threads > math.prod(directives[".maxntid"]):
             raise LaunchError(f"a block of {block} exceeds the kernel's .maxntid {directives['.maxntid']}")
         if ".reqntid" in directives and block != three(directives[".reqntid"], ".reqntid"):

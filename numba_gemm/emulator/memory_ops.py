@@ -72,13 +72,13 @@ def count_shared(b: Any, verb: str, address: np.ndarray, size: int) -> None:
     counts[f"shared_{verb}_conflicts"] += found[2]
 
 
-def count_global(b: Any, verb: str, address: np.ndarray, size: int) -> None:
+def count_global(b: Any, verb: str, address: np.ndarray) -> None:
     # what matters is where in its sector each address lies
     key = address - (address[0] & ~np.int64(31))
     found = remembered(b, "global", key)
     if found is None:
-        grid, active = by_warp(address.view(np.uint64), b.sel)
-        found = (grid.shape[0], global_sectors(grid, active, size))
+        grid, _ = by_warp(address.view(np.uint64), b.sel)
+        found = (grid.shape[0], global_sectors(grid))
         b.patterns[(b.pc, "global")] = (b.sel, key, found)
     b.counts[f"global_{verb}_requests"] += found[0]
     b.counts[f"global_{verb}_sectors"] += found[1]
@@ -124,7 +124,7 @@ def load(b: Any, space: str, address: np.ndarray, width: int, words: int) -> np.
     if space == "global":
         check_access(b)
         data = b.memory.load(b, address.view(np.uint64), width, words)
-        count_global(b, "load", address, size)
+        count_global(b, "load", address)
         return data
     if space == "const":
         return b.memory.load(b, address.view(np.uint64), width, words)
@@ -159,7 +159,7 @@ def store(b: Any, space: str, address: np.ndarray, values: np.ndarray, width: in
     if space == "global":
         check_access(b)
         b.memory.store(b, address.view(np.uint64), values, width, words)
-        count_global(b, "store", address, size)
+        count_global(b, "store", address)
     elif space in ("shared", "cluster"):
         shared = b.shared
         place = shared.place if space == "shared" else shared.place_cluster

@@ -135,7 +135,6 @@ class Scope:
         self.names: dict[str, Register | Variable] = {}
         self.labels: dict[str, int] = {}
         self.tables: dict[str, list[str]] = {}
-        self.prefixes: list[tuple[str, int, str]] = []
 
     def find(self, name: str) -> Register | Variable | None:
         scope: Scope | None = self

@@ -79,7 +79,6 @@ class Program:
     local_bytes: int = 0
     cell: int = 4
     param_bytes: int = 0
-    uses_shared: bool = False
     asynchronous: bool = False
     matrix_registers: dict[int, int] = field(default_factory=dict)
 
@@ -287,7 +286,6 @@ class Decoder:
         for variable in dynamic:
             variable.offset = end
         program.shared_bytes = end
-        program.uses_shared = bool(shared)
         program.local_bytes = -(-local // 16) * 16
         program.cell = self.smallest_shared_access(functions)
         program.asynchronous = any(is_asynchronous(ins) for f in functions for ins in f.body or ())

@@ -280,13 +280,13 @@ def mma_async(d: Decoder, ins: Instruction) -> Run:
                 a = unit.gather(lane, number, descriptors(b, lanes, a_row), 64, k, not a_transposed, a_type)
             right = unit.gather(lane, number, descriptors(b, lanes, b_row), n, k, not b_transposed, b_type).T
             if scale_a == -1:
-                a = _negated(a, a_type)
+                a = _negated(a)
             if scale_b == -1:
-                right = _negated(right, b_type)
+                right = _negated(right)
             held = _read_rows(b, accumulators, block, span)
             c = _to_matrix(held, n, packed) if keep is not False else _zeros(n, d_type)
             result = product(a, right, c, a_type, b_type, d_type, b.launch.arch, saturate)
-            _write_rows(b, accumulators, block, span, _from_matrix(result, n, packed))
+            _write_rows(b, accumulators, block, span, _from_matrix(result, n))
         b.counts["wgmma_instructions"] += 4 * groups.shape[0]
 
     return run
@@ -310,7 +310,7 @@ def _zeros(n: int, d_type: str) -> np.ndarray:
     return np.zeros((64, n), {"f16": np.uint16, "s32": np.int32}.get(d_type, np.uint32))
 
 
-def _negated(values: np.ndarray, element: str) -> np.ndarray:
+def _negated(values: np.ndarray) -> np.ndarray:
     return values ^ values.dtype.type(1 << (8 * values.dtype.itemsize - 1))
 
 
@@ -345,7 +345,7 @@ def _to_matrix(held: np.ndarray, n: int, packed: bool) -> np.ndarray:
     return np.ascontiguousarray(pairs.transpose(0, 4, 1, 3, 2, 5)).reshape(64, n)
 
 
-def _from_matrix(matrix: np.ndarray, n: int, packed: bool) -> np.ndarray:
+def _from_matrix(matrix: np.ndarray, n: int) -> np.ndarray:
     pairs = np.ascontiguousarray(matrix.reshape(4, 2, 8, n // 8, 4, 2).transpose(0, 2, 4, 3, 1, 5)).reshape(GROUP, -1)
     return pairs.view(np.uint32).T
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from numba_gemm.device.context import Context
-from numba_gemm.device.driver import check, driver
+from numba_gemm.device.driver import check, driver, function_address
 from numba_gemm.device.memory import memory_pool
 from numba_gemm.device.stream import Stream
 from numba_gemm.errors import CudaError
@@ -41,10 +41,7 @@ def quick(name: str, *argument_types: Any) -> Callable[..., int]:
 
     Where many threads want the lock, having it back takes far longer than such a call.
     """
-    pointer = int(check(driver().cuGetProcAddress(name.encode(), 12000, 0), f"cuGetProcAddress({name})")[0])
-    if pointer == 0:
-        raise CudaError(f"the CUDA driver has no {name}; update it to R525 or later", code=500)
-    return ctypes.PYFUNCTYPE(ctypes.c_int, *argument_types)(pointer)
+    return ctypes.PYFUNCTYPE(ctypes.c_int, *argument_types)(function_address(name))
 
 
 def _done(code: int, what: str) -> None:

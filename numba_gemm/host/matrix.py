@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from numba_gemm.arrays.operand import packed_strides
+from numba_gemm.arrays.streams import as_stream
 from numba_gemm.device.context import Context, current_context
 from numba_gemm.device.memory import DeviceBuffer
 from numba_gemm.device.stream import Event, wait_event
@@ -94,8 +96,8 @@ class Matrix:
         if wanted.hasobject:
             raise TypeError(f"a Matrix can't hold {wanted} elements; pass an array of numbers")
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        context = current_context()
         handle = _stream_handle(stream)
+        context = current_context()
         memory = _Memory(math.prod(shape) * wanted.itemsize, handle, stream, context)
         return cls(memory, 0, shape, _packed(shape, wanted.itemsize), wanted, handle)
 
@@ -297,6 +299,7 @@ def device_put(array: npt.ArrayLike, stream: Any = None) -> Matrix:
 
     Raises
     ------
+    TypeError : for an array of objects, or a ``stream`` that is none.
     NoDeviceError : if there is no GPU.
     CudaError : if it hasn't the memory.
 
@@ -318,10 +321,8 @@ def device_put(array: npt.ArrayLike, stream: Any = None) -> Matrix:
 
 
 def _packed(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    strides = [itemsize] * len(shape)
-    for axis in range(len(shape) - 2, -1, -1):
-        strides[axis] = strides[axis + 1] * max(shape[axis + 1], 1)
-    return tuple(strides)
+    """The strides of an array in C order, in bytes."""
+    return tuple(stride * itemsize for stride in packed_strides(shape))
 
 
 def _stream_handle(stream: Any) -> int:
@@ -331,4 +332,4 @@ def _stream_handle(stream: Any) -> int:
         value = getattr(stream, name, None)
         if value is not None:
             return int(getattr(value, "value", value) or 0) or LEGACY_STREAM
-    return int(stream) or LEGACY_STREAM
+    return (int(stream) if hasattr(type(stream), "__int__") else as_stream(stream)) or LEGACY_STREAM

@@ -266,10 +266,9 @@ def _memory_limit(given: int | None, context: Context, nbytes: int) -> int:
         return int(given)
     text = os.environ.get(LIMIT_VARIABLE)
     if text:
-        try:
-            return int(text)
-        except ValueError:
-            raise ValueError(f"{LIMIT_VARIABLE} is {text!r}; it must be a number of bytes") from None
+        if not text.strip().isdecimal() or int(text) == 0:
+            raise ValueError(f"{LIMIT_VARIABLE} is {text!r}; it must be a number of bytes, for instance {2**30}")
+        return int(text)
     return int(available_memory(context, 4 * nbytes) * FREE_SHARE)
 
 

@@ -178,6 +178,7 @@ def _call(stacks: Stacks, dtype: np.dtype[Any], c_dtype: np.dtype[Any], alpha: f
 
 
 def hosted(rows: int, columns: int, itemsize: int, column_major: bool, batched: bool) -> Operand:
+    """How a kernel finds a host matrix of rows × columns, or a batch of them, once it is in its slot."""
     place: Frame = frame(rows, columns, itemsize, column_major)
     return Operand(place.pitch, column_major, place.elements if batched else 0, 0, False)
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
+import operator
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,7 @@ def pinned_empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32
 
     Raises
     ------
+    ValueError, TypeError : for a negative dimension, or one that is no whole number.
     CudaError : if the driver won't page-lock that much memory.
 
     Examples
@@ -46,7 +49,9 @@ def pinned_empty(shape: int | tuple[int, ...], dtype: npt.DTypeLike = np.float32
     >>> a = ng.pinned_empty((2, 3), np.float32)  # doctest: +SKIP
     """
     wanted = np.dtype(dtype)
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    shape = tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
+    if min(shape, default=0) < 0:
+        raise ValueError(f"pinned_empty: shape is {shape}; dimensions can't be negative")
     if not is_available():
         warn_no_gpu(stacklevel=3)
         return np.empty(shape, wanted)

@@ -235,18 +235,3 @@ def uploads_first(steps: Iterable[Step], is_direct: Callable[[Upload], bool]) ->
 
 def _pieces(span: Span, step: int) -> list[Span]:
     return [(span[0] + start, span[0] + stop) for start, stop in ranges(span[1] - span[0], step)]
-
-
-def copied_bytes(steps: Iterator[Step], itemsizes: dict[str, int]) -> int:
-    """Bytes that the steps copy in both directions."""
-    total = 0
-    for step in steps:
-        if isinstance(step, (Upload, Download)):
-            _, batch, rows, columns = step.part
-            total += (
-                (batch[1] - batch[0])
-                * (rows[1] - rows[0])
-                * (columns[1] - columns[0])
-                * itemsizes[step.home.slot.matrix]
-            )
-    return total

@@ -10,6 +10,8 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from numba_gemm.processes import usable_cores
+
 #: Copying gains little from more, and every thread more contends for the interpreter's lock between its copies.
 MAX_THREADS = 8
 
@@ -19,8 +21,7 @@ _pool: ThreadPoolExecutor | None = None
 
 def copier_count() -> int:
     """Threads in the pool: one a core, up to :data:`MAX_THREADS`."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(MAX_THREADS, cores))
+    return min(MAX_THREADS, usable_cores())
 
 
 def copiers() -> ThreadPoolExecutor:

@@ -77,18 +77,18 @@ def test_wavefronts_by_counting(size):
 
 
 @pytest.mark.parametrize(
-    ("address", "size", "expected"),
+    ("address", "expected"),
     [
-        (4 * LANE, 4, 4),
-        (4 * LANE + 4, 4, 5),
-        (32 * LANE, 4, 32),
-        (0 * LANE, 4, 1),
-        (16 * LANE, 16, 16),
-        (8 * LANE, 8, 8),
+        (4 * LANE, 4),
+        (4 * LANE + 4, 5),
+        (32 * LANE, 32),
+        (0 * LANE, 1),
+        (16 * LANE, 16),
+        (8 * LANE, 8),
     ],
 )
-def test_sectors(address, size, expected):
-    assert global_sectors(np.asarray(address, np.uint64).reshape(1, 32), None, size) == expected
+def test_sectors(address, expected):
+    assert global_sectors(np.asarray(address, np.uint64).reshape(1, 32)) == expected
 
 
 def test_counts_of_a_small_kernel():

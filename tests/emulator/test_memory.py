@@ -216,12 +216,22 @@ def test_array_given_twice_has_one_address():
 
 @pytest.mark.parametrize(
     ("args", "message"),
-    [([np.zeros(1)], "2 parameters"), ([np.zeros(1), np.int64(3)], "4 bytes"), ([np.zeros(1), 3], "NumPy scalars")],
+    [
+        ([np.zeros(1)], "2 parameters"),
+        ([np.zeros(1), np.int64(3)], "4 bytes"),
+        ([np.zeros(1), 3], "NumPy scalars.*pass it as one"),
+    ],
 )
 def test_wrong_arguments(args, message):
     text = harness.kernel_text("ret;", ".param .u64 a, .param .u32 n")
     with pytest.raises(emulator.LaunchError, match=message):
         emulator.launch(text, 1, 1, args)
+
+
+@pytest.mark.parametrize("arch", ["hopper", "90", "sm_9", ""])
+def test_an_architecture_that_is_none_is_refused(arch):
+    with pytest.raises(emulator.LaunchError, match="for instance 'sm_90'"):
+        emulator.launch(harness.kernel_text("ret;"), 1, 32, [], arch=arch)
 
 
 def test_wrong_launch_dimensions():

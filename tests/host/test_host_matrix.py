@@ -13,7 +13,7 @@ from lazy_engine import LazyEngine, Threads
 from numba_gemm import no_gpu as no_gpu_warning
 from numba_gemm.device import driver as driver_module
 from numba_gemm.errors import NoDeviceError
-from numba_gemm.host import Matrix, device_put, pinned_empty, put
+from numba_gemm.host import Matrix, device_put, multiply, pinned_empty, put
 from numba_gemm.host import matrix as matrix_module
 from numba_gemm.host.transfer import Transfer, copy_by_threads, copy_elements
 
@@ -275,3 +275,25 @@ def test_what_can_be_copied_as_it_lies(array, expected):
     transfer = Transfer(array, 0, pitch, array.shape[1] * pitch, np.dtype(np.float32))
     found = transfer.direct()
     assert (found[1:] if found else None) == expected
+
+
+def test_device_put_refuses_what_is_no_stream_before_it_looks_for_a_gpu():
+    for stream in ("first", object()):
+        with pytest.raises(TypeError, match=r"stream is .*; pass"):
+            device_put(np.ones(3, np.float32), stream)
+
+
+@pytest.mark.parametrize(("shape", "error"), [((2, -2), ValueError), ("ab", TypeError), (1.5, TypeError)], ids=repr)
+def test_pinned_empty_refuses_what_is_no_shape(shape, error):
+    with pytest.raises(error):
+        pinned_empty(shape)
+
+
+@pytest.mark.parametrize("text", ["1GB", "1e9", "-5", "0", "much"])
+def test_a_memory_limit_of_the_environment_that_is_no_number_of_bytes(text, monkeypatch):
+    monkeypatch.setenv("NUMBA_GEMM_MEMORY_LIMIT", text)
+    with pytest.raises(ValueError, match=r"NUMBA_GEMM_MEMORY_LIMIT is .*number of bytes, for instance 1073741824"):
+        multiply._memory_limit(None, None, 100)
+    assert multiply._memory_limit(7, None, 100) == 7
+    monkeypatch.setenv("NUMBA_GEMM_MEMORY_LIMIT", "4096")
+    assert multiply._memory_limit(None, None, 100) == 4096

@@ -220,6 +220,15 @@ def test_planning_refuses_what_matmul_refuses(place):
             ng.plan(a, b, out, **{**place.options, **call})
 
 
+@on(Place("cpu"), Place("emulator"), Place("cuda"))
+def test_a_plan_whose_beta_isnt_0_needs_out(place):
+    """A new array would be scaled and added as it comes, unwritten."""
+    a, b, c = (draw(shape, np.dtype(F32), "integer", 1) for shape in SAME)
+    plan = ng.plan(a, b, c, beta=1.0, **place.options)
+    with pytest.raises(TypeError, match=r"this plan's beta is 1\.0 and out is None; pass out"):
+        plan(a, b)
+
+
 def test_every_product_of_the_table_can_be_planned():
     for name in PRODUCTS:
         a, b = draw_factors(name, np.dtype(F32), "integer")
