@@ -12,7 +12,7 @@ tiles of an SM are those that can't be shared out evenly: the last round costs a
 are split among all SMs. A share of split tiles that ends in one and begins in the next has the costs of two.
 
 All numbers were fitted to times on an H200: those in ``tests/data/h200_v8_forms.json``, which ``bench/tune_v8.py
---save`` takes anew for the suites, and those of random shapes by ``bench/chooser.py``.
+--save`` takes anew for the suites, and those of random shapes by ``bench/chooser.py``, of two seeds.
 """
 
 from __future__ import annotations
@@ -63,32 +63,37 @@ def _shape(
 
 #: An H200 at 1980 MHz. The first is faster with whole waves of tiles, the second where their number is odd.
 SHAPES = (
-    _shape("128 128 16 64 64 16 8", (1, 3, 4, 2), rates=(104.3, 53.2), words=(0.016, 0.037), stores=(0.21, 1.27)),
-    _shape("128 128 16 64 32 8 8", (1, 3, 1, 2), rates=(105.2, 104.0), words=(0.055, 0.052), stores=(0.31, 1.34)),
-    _shape("128 64 16 64 32 8 8", (2, 4, 2, 1), rates=(91.8, 91.8), words=(0.001, 0.051), stores=(0.31, 1.21)),
-    _shape("64 64 32 64 32 8 8", (4, 3, 2, 2), rates=(100.6, 98.7), words=(0.013, 0.086), stores=(0.37, 0.74)),
-    _shape("32 64 32 32 64 8 8", (8, 4, 1, 2), rates=(96.0, 86.9), words=(0.021, 0.058), stores=(0.61, 0.76)),
-    _shape("32 32 32 32 32 4 8", (4, 3, 1, 4), rates=(88.0, 60.4), words=(0.057, 0.086), stores=(0.10, 0.33)),
+    _shape("128 128 16 64 64 16 8", (1, 3, 4, 2), rates=(106.1, 46.0), words=(0.015, 0.031), stores=(0.21, 1.47)),
+    _shape("128 128 16 64 32 8 8", (1, 3, 1, 2), rates=(106.0, 97.3), words=(0.097, 0.068), stores=(0.22, 1.39)),
+    _shape("128 64 16 64 32 8 8", (2, 4, 2, 1), rates=(88.6, 91.8), words=(0.001, 0.069), stores=(0.25, 1.27)),
+    _shape("64 64 32 64 32 8 8", (4, 3, 2, 2), rates=(97.2, 93.2), words=(0.008, 0.137), stores=(0.17, 0.64)),
+    _shape("32 64 32 32 64 8 8", (8, 4, 1, 2), rates=(93.1, 87.6), words=(0.018, 0.056), stores=(0.53, 0.81)),
+    _shape("32 32 32 32 32 4 8", (4, 3, 1, 4), rates=(83.9, 56.0), words=(0.064, 0.067), stores=(0.08, 0.19)),
 )
 
 #: A launch, one behind it that adds up parts, one before it that copies factors, the wait for a round's first stages.
-LAUNCH, SUM_LAUNCH, COPY_LAUNCH, FILL = 2930, 3400, 4440, 707
+LAUNCH, SUM_LAUNCH, COPY_LAUNCH, FILL = 2866, 3378, 3124, 761
 #: Bytes an SM and cycle: of device memory, of parts that are written and added up, of copies of a factor.
-DRAM_BYTES, PART_BYTES, COPY_BYTES = 16.0, 27.5, 15.2
+DRAM_BYTES, PART_BYTES, COPY_BYTES = 16.0, 24.2, 17.1
 #: Cycles by output and slice of k that is added to another; by slice beyond the first; by word that is copied
 #: before the first step of k; by part of a tile that the second launch adds to the others; by tile.
-EXCHANGE, MEETING, FIRST_WORD, PIECE, START = 0.104, 56, 0.013, 21, 290
-#: Words cost so many times as much on an SM with one block where it could have more.
-LONE = 1.45
+EXCHANGE, MEETING, FIRST_WORD, PIECE, START = 0.103, 36, 0.013, 10.4, 124
+#: Where C is narrower than a tile, several copies of a tile have one source. Words of a row of B (or a column of A)
+#: wait for one another in the SM: so many cycles by k and by copy beyond the first. Copies of 16 bytes of all tiles do
+#: so at the few lines of the L2 that such a factor has: cycles of the GPU by k and by 4 copies beyond the first, of a
+#: tile's first stages, which all tiles want at once, and of the others.
+SAME_WORD, SAME_LINE_FIRST, SAME_LINE = 0.79, 1.02, 0.018
 #: Stores of tiles before an SM's last ones are hidden by so much of the time that they take; but this part isn't.
-HIDDEN, EXPOSED = 0.15, 0.405
+HIDDEN, EXPOSED = 0.102, 0.620
+#: The 4-byte stores of an SM's last tiles come together, and take no fewer cycles by output than this, in any form.
+LAST_SCATTER = 0.555
 #: So much of a second tile's fill, exchange and stores a share costs that ends in one tile and begins in the next.
-BOTH = 0.914
+BOTH = 1.049
 #: Shares that fill the GPU end together, and the tiles that follow are put on half of the SMs, two on each: so much
 #: more a last, odd tile costs, divided by the square of the number of tiles that had time to even it out.
-PAIRED = 0.074
+PAIRED = 0.109
 #: The part of a tile by which SMs end apart where each has one share beside whole tiles.
-UNEVEN = 0.31
+UNEVEN = 0.29
 #: A block's share of split tiles is no fewer stages than this.
 SHALLOWEST_SHARE = 4
 #: A factor that could be read as it lies is copied only if it is no larger than this: bytes of workspace.
@@ -202,9 +207,11 @@ def _splits(p: V8Parameters, problem: Problem, sm_count: int, resident: int) -> 
         if wave > slots and shared == (tiles if tiles < slots else tiles % slots):
             continue
         blocks = min(most, shared * stages // SHALLOWEST_SHARE)
-        if blocks > shared and shared * stages + blocks * stages < 2**31:
+        if blocks <= shared or shared * stages + blocks * stages >= 2**31:
+            continue
+        per_block = -(-shared * stages // blocks)
+        if per_block < stages:  # shares of whole tiles would be no split
             # every block has its share to the last: none is left without
-            per_block = -(-shared * stages // blocks)
             yield shared, -(-shared * stages // per_block)
 
 
@@ -215,45 +222,50 @@ class _Tile:
         self.shape, self.most, self.output = shape, shape.parameters["blocks_per_sm"], p.block_m * p.block_n
         self.tiles, self.stages, self.depth = p.tiles(problem.m, problem.n), p.stages_in(problem.k), p.block_k
         self.bytes = problem.bytes_moved
-        self.words = first = 0.0
-        for name, extent, width, layout in (
-            ("a", p.block_m, p.a_width, p.a_layout),
-            ("b", p.block_n, p.b_width, p.b_layout),
+        self.words = self.same = first = lines = 0.0
+        for name, extent, size, width, layout in (
+            ("a", p.block_m, problem.m, p.a_width, p.a_layout),
+            ("b", p.block_n, problem.n, p.b_width, p.b_layout),
         ):
-            if width == 1:
-                self.words += extent * (shape.narrow if layout == _DIRECT[name] else shape.turned)
-                first += extent * FIRST_WORD
+            if width > 1:
+                lines += max(0.0, extent / (-(-size // width) * width) - 1) / width
+                continue
+            direct = layout == _DIRECT[name]
+            self.words += extent * (shape.narrow if direct else shape.turned)
+            self.same += max(0.0, extent / size - 1) * SAME_WORD if direct else 0.0
+            first += extent * FIRST_WORD
         # The copies of the first stages are waited for, those of the others run beside the FMAs.
         self.ahead = (p.stages - 1) * p.block_k
         self.fill = FILL + first * min(self.ahead, self.stages * p.block_k)
+        later = max(0, problem.k - self.ahead)
+        self.waits = self.tiles * lines * (SAME_LINE_FIRST * min(problem.k, self.ahead) + SAME_LINE * later)
         # Of a tile that is larger than C only that much is stored.
         stored = min(p.block_m, problem.m) * min(p.block_n, problem.n)
         self.stores = stored * (shape.scatter if p.c_width == 1 else shape.store)
+        self.last = max(self.stores, stored * LAST_SCATTER) if p.c_width == 1 else self.stores
         self.part = self.output * shape.store
         self.finish = START + (p.k_slices - 1) * (self.output * EXCHANGE + MEETING)
 
     def steps(self, k: float, blocks: int) -> float:
         """Cycles of a tile's steps of k with so many blocks on the SM."""
-        alone = (self.most - blocks) / (self.most - 1) if blocks < self.most else 0
+        # The second block brings more than the third.
+        alone = (self.most / blocks - 1) / (self.most - 1) if blocks < self.most else 0.0
         rate = self.shape.rate + alone * (self.shape.rate_alone - self.shape.rate)
-        return k * self.output / rate + max(0.0, k - self.ahead) * self.words * (1 + (LONE - 1) * alone)
+        return k * (self.output / rate + self.same) + max(0.0, k - self.ahead) * self.words
 
-    def rounds(self, tiles: int, k: float, stores: float) -> float:
-        """Cycles of an SM that has so many tiles, each so deep, whose stores take so many cycles."""
+    def rounds(self, tiles: int, k: float, *, parts: bool = False) -> float:
+        """Cycles of an SM that has so many tiles, each so deep, or shares of tiles whose parts it stores."""
         full, odd = divmod(tiles, self.most)
         cycles = full * (self.fill + self.most * (self.steps(k, self.most) + self.finish))
         if odd:
             cycles += self.fill + odd * (self.steps(k, odd) + self.finish)
-        return cycles + self.stored(tiles, odd or self.most, cycles, stores)
-
-    def stored(self, tiles: int, last: int, cycles: float, stores: float) -> float:
-        """What the stores of so many tiles add to the cycles that the tiles take without them: those before the last
-        ones can be hidden."""
         if not tiles:
             return 0.0
-        last = min(last, tiles)
+        # The stores of the tiles before the last ones can be hidden.
+        stores, of_last = (self.part, self.part) if parts else (self.stores, self.last)
+        last = min(odd or self.most, tiles)
         rest = (tiles - last) * stores
-        return last * stores + max(EXPOSED * rest, rest - HIDDEN * cycles * (tiles - last) / tiles)
+        return cycles + last * of_last + max(EXPOSED * rest, rest - HIDDEN * cycles * (tiles - last) / tiles)
 
 
 def cost(shape: Shape, problem: Problem, sm_count: int, choice: Choice) -> Choice:
@@ -277,7 +289,7 @@ def _cycles(tile: _Tile, problem: Problem, sm_count: int, split_tiles: int, spli
             cycles += tile.fill * -(-(whole + shares) // tile.most) + (whole + shares) * tile.finish
             cycles += whole * EXPOSED * tile.stores + shares * tile.part
         else:
-            cycles = tile.rounds(shares, share, tile.part) + tile.rounds(whole, k, tile.stores)
+            cycles = tile.rounds(shares, share, parts=True) + tile.rounds(whole, k)
             if whole % tile.most:
                 cycles += PAIRED / whole**2 * tile.steps(k, 1)
         if stages % stages_of_share:  # shares that end in one tile and begin in the next one
@@ -286,9 +298,9 @@ def _cycles(tile: _Tile, problem: Problem, sm_count: int, split_tiles: int, spli
         parts = 4 * tile.output * (split_blocks + split_tiles) * batch
         cycles += SUM_LAUNCH + 2 * parts / (PART_BYTES * sm_count) + PIECE * split_blocks / split_tiles
     else:
-        cycles = tile.rounds(whole, k, tile.stores)
+        cycles = tile.rounds(whole, k)
     cycles = max(cycles, tile.bytes / (DRAM_BYTES * sm_count))
     if copied:
         elements = sum(count for name, count in _elements(problem) if name in copied)
         cycles += COPY_LAUNCH + 8 * elements / (COPY_BYTES * sm_count)
-    return LAUNCH + cycles
+    return LAUNCH + cycles + tile.waits
