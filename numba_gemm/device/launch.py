@@ -189,7 +189,7 @@ def prepare_launch(
     handle = int(function.handle)
     call = _launch_function()
     head = struct.pack("<7I4x", *grid, *block, dynamic_shared_bytes)
-    attributes_and_size = struct.pack("<QI4xQ", *_attributes(False), len(parameters))
+    attributes_and_size = struct.pack("<QI4xQ", 0, 0, len(parameters))  # a single launch overlaps nothing
     tail = parameters[24:]
     pack_into = struct.Struct(_PREPARED.format(len(tail))).pack_into
     buffer = _buffer
