@@ -11,10 +11,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from config_words import described
+from images import Image
 from numpy.typing import NDArray
 
 from numba_gemm.cases import Case, Matrix, lay_out, small_cases
@@ -185,35 +185,6 @@ _CASES: dict[str, list[Case]] = {
         ),
     ],
 }
-
-
-class Image(NamedTuple):
-    """A matrix as it lies in memory: every element round it is a NaN, so that a read past an edge shows."""
-
-    flat: NDArray[np.float32]
-    shape: tuple[int, int]
-    offset: int
-    leading: int
-    layout: str
-
-    def view(self, flat: NDArray[np.float32]) -> Matrix:
-        """The matrix in memory that looks like this."""
-        lines, length = self.shape if self.layout == "row" else self.shape[::-1]
-        stored = np.lib.stride_tricks.as_strided(flat[self.offset :], (lines, length), (4 * self.leading, 4))
-        return stored if self.layout == "row" else stored.T
-
-    def result(self, flat: NDArray[np.float32]) -> Matrix:
-        """The matrix in the memory that a product has left.
-
-        Raises
-        ------
-        RuntimeError : if elements outside of the matrix were written.
-        """
-        around = flat.copy()
-        self.view(around)[...] = self.view(self.flat)
-        if not np.array_equal(bits_of(around), bits_of(self.flat)):
-            raise RuntimeError("elements outside the output were written")
-        return self.view(flat).copy()
 
 
 def place(matrix: Matrix, *, columns_too: bool = False, poison: bool = False) -> Image:

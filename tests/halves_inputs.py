@@ -11,10 +11,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from config_words import described
+from images import Image
 from numpy.typing import NDArray
 
 from numba_gemm.arrays.operand import numpy_dtype
@@ -124,16 +125,6 @@ def form_of(spec: KernelSpec, config: Config) -> str:
     return f"{tile} tma" if values.get("copies") == "tma" else tile + (f" {cluster}" if cluster != "1x1" else "")
 
 
-class Image(NamedTuple):
-    """A matrix as it lies in memory: every element round it is a NaN, so that a read past an edge shows."""
-
-    flat: NDArray[Any]
-    view: NDArray[Any]
-    offset: int
-    leading: int
-    layout: str
-
-
 def place(case: HalfCase, which: int, *, poison: bool = False) -> Image:
     """A, B or C (0, 1, 2) of a case in memory; ``poison`` leaves NaNs in place of the values."""
     shape = ((case.m, case.k), (case.k, case.n), (case.m, case.n))[which]
@@ -142,12 +133,10 @@ def place(case: HalfCase, which: int, *, poison: bool = False) -> Image:
     lines, length = shape if layout == "row" else shape[::-1]
     leading = length + case.gap
     flat = np.full(case.offset + (lines - 1) * leading + length, np.nan, values.dtype)
-    item = values.itemsize
-    stored = np.lib.stride_tricks.as_strided(flat[case.offset :], (lines, length), (leading * item, item))
-    view = stored if layout == "row" else stored.T
+    image = Image(flat, shape, case.offset, leading, layout)
     if not poison:
-        view[...] = values
-    return Image(flat, view, case.offset, leading, layout)
+        image.view(flat)[...] = values
+    return image
 
 
 def fill(case: HalfCase, which: int, shape: tuple[int, int]) -> NDArray[Any]:
@@ -207,10 +196,10 @@ def emulate(kernel: str, case: HalfCase, form: str = "") -> tuple[NDArray[Any], 
         machine.write(address, image.flat)
         addresses.append(address + image.offset * image.flat.itemsize)
     run_form(machine, problem, spec, config, Addresses(*addresses), ARCH)
-    result = images[2]
-    start = addresses[2] - result.offset * result.flat.itemsize
-    result.flat[...] = machine.read(start, result.flat.dtype, result.flat.size)
-    return result.view, describe_config(config)
+    target = images[2]
+    start = addresses[2] - target.offset * target.flat.itemsize
+    after = machine.read(start, target.flat.dtype, target.flat.size)
+    return target.result(after), describe_config(config)
 
 
 def bits_of(matrix: NDArray[Any]) -> NDArray[Any]:

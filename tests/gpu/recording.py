@@ -49,8 +49,10 @@ class Recording:
     named : what the record calls a form.
     kernels : in order.
     cases : of a kernel, each with a string of its own.
-    plan : the problem, spec and config of a case, and more.
-    arch : for which forms are assembled.
+    plan : problem, spec, config and :class:`images.Image` of A, B and C of a case, in the form that is described, if
+        one is.
+    words : of a form.
+    arch, sm_count : of the GPU.
     emulate : C of a case by the emulator, and its form; of the form that is described, if one is.
     bits_of, canonical : elements as they are in memory, and the same with one bit pattern for every NaN.
     digest : SHA-256 of bits.
@@ -61,8 +63,10 @@ class Recording:
     named: str
     kernels: list[str]
     cases: Callable[[str], Iterable[Any]]
-    plan: Callable[[str, Any], tuple[Any, ...]]
+    plan: Callable[..., tuple[Any, ...]]
+    words: Callable[[Any, Any], str]
     arch: tuple[int, int]
+    sm_count: int
     emulate: Callable[..., tuple[NDArray[Any], str]]
     bits_of: Callable[[NDArray[Any]], Bits]
     canonical: Callable[[NDArray[Any]], Bits]
@@ -168,6 +172,45 @@ class Recording:
         return 1 if wrong or failed else 0
 
 
+class Gpu:
+    """Products by the library's kernels on device 0, which must be of the record's kind."""
+
+    def __init__(self, recording: Recording) -> None:
+        from numba_gemm.device.context import current_context
+
+        self.recording = recording
+        self.context = current_context()
+        self.device = self.context.device
+        self.name = self.device.name
+        if (self.device.compute_capability, self.device.sm_count) != (recording.arch, recording.sm_count):
+            raise SystemExit(f"this record is of an H200; here is {self.name}")
+
+    def multiply(self, kernel: str, case: Any, form: str = "") -> tuple[NDArray[Any], str]:
+        from numba_gemm.device.driver import check, driver
+        from numba_gemm.device.memory import DeviceBuffer
+        from numba_gemm.device.stream import synchronize_stream
+        from numba_gemm.execute import prepare_form
+
+        def address(array: NDArray[Any]) -> int:
+            return int(array.__array_interface__["data"][0])
+
+        problem, spec, config, images = self.recording.plan(kernel, case, form)
+        buffers = [DeviceBuffer(image.flat.nbytes, 0) for image in images]
+        try:
+            for buffer, image in zip(buffers, images, strict=True):
+                check(driver().cuMemcpyHtoD(buffer.pointer, address(image.flat), image.flat.nbytes), "cuMemcpyHtoD")
+            prepared = prepare_form(problem, spec, config, self.context)
+            both = zip(buffers, images, strict=True)
+            prepared.launch(*(buffer.pointer + image.offset * image.flat.itemsize for buffer, image in both), 0)
+            synchronize_stream(0, after=f"{kernel} on {case}")
+            after = np.empty_like(images[2].flat)
+            check(driver().cuMemcpyDtoH(address(after), buffers[2].pointer, after.nbytes), "cuMemcpyDtoH")
+            return images[2].result(after), self.recording.words(spec, config)
+        finally:
+            for buffer in buffers:
+                buffer.free()
+
+
 @dataclass(frozen=True)
 class StandIn:
     """No GPU: the emulator."""
@@ -180,7 +223,7 @@ class StandIn:
         return self.emulate(kernel, case, form)
 
 
-def main(description: str, recording: Recording, gpu: Callable[[], Side]) -> int:
+def main(description: str, recording: Recording) -> int:
     """The command line of a recorder."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument(
@@ -190,7 +233,7 @@ def main(description: str, recording: Recording, gpu: Callable[[], Side]) -> int
     parser.add_argument("--check", action="store_true", help="compare with the record, write nothing")
     parser.add_argument("--kernel", action="append", choices=recording.kernels, help="only this one (may be repeated)")
     options = parser.parse_args()
-    side = StandIn(recording.emulate) if options.dry_run else gpu()
+    side: Side = StandIn(recording.emulate) if options.dry_run else Gpu(recording)
     print(side.name)
     kernels = options.kernel or recording.kernels
     if options.kernel and not (options.check or options.output or options.dry_run):
