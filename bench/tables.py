@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if importlib.util.find_spec("numba_gemm") is None:
     sys.path.insert(0, str(ROOT))
 
-from numba_gemm.benchmark.record import CEILING, CEILING_NORMAL, HALF_AGAINST_SINGLE, read_record  # noqa: E402
+from numba_gemm.benchmark.record import CEILING, CEILING_NORMAL, HALF_AGAINST_SINGLE, READING, read_record  # noqa: E402
 from numba_gemm.benchmark.report import (  # noqa: E402
     LOOP_COLUMNS,
     counter_cells,
@@ -279,7 +279,8 @@ def suite_view(rows: list[Record]) -> str:
     """One line a shape, one column a kernel: its speed, and as a multiple of the peer's; the geometric mean last."""
     shapes = list(dict.fromkeys(_shape(row) for row in rows))
     peer = next((row["peer"] for row in rows if row["peer"]), None)
-    kernels = [k for k in dict.fromkeys(row["kernel"] for row in rows) if k not in (peer, *_CEILINGS)]
+    kernels = [k for k in dict.fromkeys(row["kernel"] for row in rows) if k not in (peer, READING, *_CEILINGS)]
+    reading = any(row["kernel"] == READING for row in rows)
     lines = []
     for shape in shapes:
         here = {row["kernel"]: row for row in rows if _shape(row) == shape}
@@ -288,11 +289,15 @@ def suite_view(rows: list[Record]) -> str:
         for kernel in kernels:
             row = here.get(kernel)
             line.append("failed" if row is None or row["us"] is None else microseconds(row["us"]) + _times(row))
+        if reading:
+            line.append(_reading(here.get(READING), here.get(kernels[0])))
         lines.append(line)
     if peer:
         means = [geometric_mean([r["ratio"] for r in rows if r["kernel"] == k and r["ratio"]]) for k in kernels]
-        lines.append(["geometric mean", "", *(f"{mean:.2f}×" if mean else "–" for mean in means)])
+        shown = [f"{mean:.2f}×" if mean else "–" for mean in means]
+        lines.append(["geometric mean", "", *shown, *([""] if reading else [])])
     header = ["M×N×K", *([peer_title(peer)] if peer else []), *kernels]
+    header += [f"reading the matrix ({kernels[0]}'s share of its rate)"] if reading else []
     return markdown(header, lines)
 
 
@@ -426,6 +431,14 @@ def _shares(row: Record | None) -> str:
     shares = [row["ratio"], row["tflops"] / top if top else None]
     known = ", ".join(f"{100 * share:.0f}%" for share in shares if share)
     return f"{row['tflops']:.1f}{f' ({known})' if known else ''}"
+
+
+def _reading(row: Record | None, own: Record | None) -> str:
+    """The time and rate of reading the matrix of a product with a vector, and the product's rate as a share of it."""
+    if row is None or not row["gbs"]:
+        return ""
+    share = f" ({100 * own['gbs'] / row['gbs']:.0f}%)" if own and own["gbs"] else ""
+    return f"{microseconds(row['us'])}, {row['gbs']:.0f} GB/s{share}"
 
 
 def _times(row: Record) -> str:

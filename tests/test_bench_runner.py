@@ -115,8 +115,8 @@ def gpu(monkeypatch):
 CEILINGS = (record.CEILING, record.CEILING_NORMAL)
 
 
-def bench(kernels, peer=None, dtype="float32", ceilings=()):
-    task = runner.Task("test", Shape(30, 40, 50), dtype, tuple(kernels))
+def bench(kernels, peer=None, dtype="float32", ceilings=(), shape=(30, 40, 50)):
+    task = runner.Task("test", Shape(*shape), dtype, tuple(kernels))
     roof, pool = runner.Roof(60.0, 4000.0), Pool(length=1009)
     return runner.bench_task(task, roof=roof, pool=pool, peer=peer, ceilings=ceilings)
 
@@ -131,6 +131,36 @@ def test_kernels_are_timed_beside_the_peer(gpu):
     assert rows[0].tflops == pytest.approx(2 * 30 * 40 * 50 / 20e-6 / 1e12)
     assert rows[0].registers == 99
     assert gpu.timed == [3]
+
+
+@pytest.mark.parametrize(("shape", "matrix"), [((1, 256, 300), "b"), ((256, 1, 300), "a")], ids=["row", "column"])
+def test_beside_a_product_with_a_vector_its_matrix_is_read(gpu, monkeypatch, shape, matrix):
+    read = []
+
+    class Reader:
+        def __init__(self, context, nbytes):
+            self.bytes = nbytes // ceiling.CHUNK_BYTES * ceiling.CHUNK_BYTES
+
+        def read(self, pointer, stream):
+            read.append(pointer)
+
+    def time_interleaved(works, *, sets, rounds):
+        works[-1](0, 1)
+        return [Timing(10.0 * (i + 1), 9.0, 50.0, 1.0, rounds) for i in range(len(works))]
+
+    monkeypatch.setattr(ceiling, "ReadBandwidth", Reader)
+    monkeypatch.setattr(runner, "time_interleaved", time_interleaved)
+    rows = bench(["v6"], FakePeer(), shape=shape)
+    assert read == [(0, matrix)]
+    reading = rows[-1]
+    assert (reading.kernel, reading.us, reading.ratio, reading.tflops) == (record.READING, 30.0, None, None)
+    assert reading.gbs == pytest.approx(4 * ceiling.CHUNK_BYTES / 30e-6 / 1e9)  # of 4.69 chunks the whole ones
+    assert "reading the matrix" in render(shape_table("a vector", rows), 200)
+
+
+def test_a_matrix_that_is_no_vector_or_too_small_is_not_read(gpu):
+    for shape in ((30, 40, 50), (1, 64, 64)):
+        assert [row.kernel for row in bench(["v6"], FakePeer(), shape=shape)] == ["v6"]
 
 
 def test_a_wrong_kernel_is_not_timed(gpu):

@@ -229,6 +229,16 @@ def test_stalls_of_the_launches_that_multiply(tables, root):
         assert text.count("4096³") == 1
 
 
+def test_products_with_a_vector_stand_beside_reading_their_matrix(tables):
+    auto = replace(TIMED, kernel="auto", suite="skinny", m=1, gbs=3800.0)
+    reading = replace(auto, kernel="reading", us=95.0, gbs=4000.0, peer=None, peer_us=None, ratio=None, tflops=None)
+    other = replace(auto, m=8)
+    suite = tables.suite_view([vars(row) for row in (auto, reading, other)])
+    assert "| auto | reading the matrix (auto's share of its rate) |" in suite
+    assert "| 1×1024×1024 | 60.0 µs | 100.0 µs (0.60×) | 95.0 µs, 4000 GB/s (95%) |" in suite
+    assert "| 8×1024×1024 | 60.0 µs | 100.0 µs (0.60×) |  |" in suite
+
+
 def test_every_kind_of_record_has_a_table(tables):
     failed = replace(ROW, kernel="v7", error="CompileError: no")
     suite = tables.suite_view([vars(replace(row, suite="odd", n=1001)) for row in (TIMED, failed)])

@@ -179,11 +179,14 @@ class Ceiling:
 #: Of the reading kernel: threads a block, 16-byte loads in flight a thread, blocks an SM.
 READERS, LOADS, READ_BLOCKS_PER_SM = 512, 8, 2
 
-_READ_ABI = struct.Struct("<2QI")  # the buffer; where a sum that can't be goes; whole rounds of the grid
+#: What a block reads at a time.
+CHUNK_BYTES = 16 * READERS * LOADS
+
+_READ_ABI = struct.Struct("<2QI")  # the buffer; where a sum that can't be goes; chunks
 
 
 def read_ptx() -> str:
-    """A loop of coalesced 16-byte loads over a buffer, :data:`LOADS` of them in flight in each thread."""
+    """Coalesced 16-byte loads over a buffer, :data:`LOADS` in flight in each thread; blocks take chunks by turns."""
     loads = "\n".join(
         f"    ld.global.nc.L1::no_allocate.L2::128B.v4.f32 {{ {', '.join(f'%v{4 * i + j}' for j in range(4))} }}, "
         f"[%at + {16 * READERS * i}];"
@@ -193,36 +196,39 @@ def read_ptx() -> str:
     return f""".version 8.0
 .target sm_75
 .address_size 64
-.visible .entry read_bandwidth(.param .u64 buffer, .param .u64 out, .param .u32 rounds)
+.visible .entry read_bandwidth(.param .u64 buffer, .param .u64 out, .param .u32 chunks)
 .maxntid {READERS}, 1, 1
 .minnctapersm {READ_BLOCKS_PER_SM}
 {{
     .reg .f32 %v<{4 * LOADS}>, %sum<4>;
-    .reg .b32 %thread, %block, %blocks, %rounds, %offset;
+    .reg .b32 %thread, %chunk, %blocks, %chunks, %offset;
     .reg .b64 %at, %out, %stride;
     .reg .pred %p;
     ld.param.u64 %at, [buffer];
     ld.param.u64 %out, [out];
-    ld.param.u32 %rounds, [rounds];
+    ld.param.u32 %chunks, [chunks];
     mov.u32 %thread, %tid.x;
-    mov.u32 %block, %ctaid.x;
+    mov.u32 %chunk, %ctaid.x;
     mov.u32 %blocks, %nctaid.x;
     mul.lo.u32 %offset, %thread, 16;
-    mad.wide.u32 %at, %block, {16 * READERS * LOADS}, %at;
+    mad.wide.u32 %at, %chunk, {CHUNK_BYTES}, %at;
     cvt.u64.u32 %stride, %offset;
     add.u64 %at, %at, %stride;
-    mul.wide.u32 %stride, %blocks, {16 * READERS * LOADS};
+    mul.wide.u32 %stride, %blocks, {CHUNK_BYTES};
     mov.f32 %sum0, 0f00000000;
     mov.f32 %sum1, 0f00000000;
     mov.f32 %sum2, 0f00000000;
     mov.f32 %sum3, 0f00000000;
-ROUND:
+    setp.ge.u32 %p, %chunk, %chunks;
+    @%p bra DONE;
+CHUNK:
 {loads}
 {adds}
     add.u64 %at, %at, %stride;
-    sub.u32 %rounds, %rounds, 1;
-    setp.ne.u32 %p, %rounds, 0;
-    @%p bra ROUND;
+    add.u32 %chunk, %chunk, %blocks;
+    setp.lt.u32 %p, %chunk, %chunks;
+    @%p bra CHUNK;
+DONE:
     add.f32 %sum0, %sum0, %sum1;
     add.f32 %sum2, %sum2, %sum3;
     add.f32 %sum0, %sum0, %sum2;
@@ -237,7 +243,7 @@ READ = KernelSpec(
     name="read_bandwidth",
     title="reading memory",
     idea="nothing but loads",
-    block_tile=(1, 4 * READERS * LOADS, 1),
+    block_tile=(1, CHUNK_BYTES // 4, 1),
     thread_tile=(1, 4 * LOADS),
     threads=READERS,
     loads_per_fma=None,
@@ -254,21 +260,20 @@ class ReadBandwidth:
 
     Attributes
     ----------
-    bytes : read by one :meth:`read`: as much of a buffer as whole rounds of the grid cover.
+    bytes : read by one :meth:`read`: the whole chunks of a buffer.
     """
 
     def __init__(self, context: Context, buffer_bytes: int) -> None:
         self._function = load(compile_kernel(READ, (), context.device.compute_capability), context)
-        self._blocks = READ_BLOCKS_PER_SM * context.device.sm_count
-        per_round = 16 * READERS * LOADS * self._blocks
-        self._rounds = buffer_bytes // per_round
-        if not self._rounds:
-            raise ValueError(f"the buffer has {buffer_bytes} bytes; one round of the grid reads {per_round}")
-        self.bytes = self._rounds * per_round
+        self._chunks = buffer_bytes // CHUNK_BYTES
+        if not self._chunks:
+            raise ValueError(f"the buffer has {buffer_bytes} bytes; a chunk has {CHUNK_BYTES}")
+        self._blocks = min(self._chunks, READ_BLOCKS_PER_SM * context.device.sm_count)
+        self.bytes = self._chunks * CHUNK_BYTES
         self._out = DeviceBuffer(16, 0)
         synchronize()
 
     def read(self, pointer: int, stream: int) -> None:
         """Launch once on a buffer at this address."""
-        values = (pointer, self._out.pointer, self._rounds)
+        values = (pointer, self._out.pointer, self._chunks)
         launch(self._function, (self._blocks, 1, 1), (READERS, 1, 1), _READ_ABI, values, stream=stream)

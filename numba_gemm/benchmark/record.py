@@ -32,6 +32,9 @@ _OPTIONAL = ("device", "counters", "ceiling_tflops")
 CEILING = "ceiling"
 CEILING_NORMAL = "ceiling_normal"
 
+#: The kernel of a row that times nothing but reading the matrix of its product with a vector; it has ``gbs`` alone.
+READING = "reading"
+
 #: The suite of rows that compare the peer in 16 bits with the peer in FP32.
 HALF_AGAINST_SINGLE = "half_against_single"
 

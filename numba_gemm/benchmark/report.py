@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from numba_gemm.benchmark.forms import FormReport, fmas, tensor_mmas
-from numba_gemm.benchmark.record import CEILING, CEILING_NORMAL, Row
+from numba_gemm.benchmark.record import CEILING, CEILING_NORMAL, READING, Row
 
 #: Machine instructions of the main loop that tables show; LDS is of up to 8 bytes.
 LOOP_COLUMNS = ("FFMA", "HMMA", "LDS", "LDS.128", "LDSM", "LDGSTS", "HMMA/LDSM")
@@ -52,6 +52,8 @@ def shape_table(title: str, rows: Sequence[Row]) -> Table:
 
     for row in rows:
         name = f"{row.kernel} {short_config(row.config)}".strip()
+        if row.kernel == READING and not row.error:
+            continue
         if row.error or row.us is None or row.tflops is None:
             table.add_row(name, "[red]failed[/]", *[""] * (len(columns) - 2))
         elif row.kernel not in (CEILING, CEILING_NORMAL):
@@ -71,6 +73,10 @@ def shape_table(title: str, rows: Sequence[Row]) -> Table:
             *([share] if ceiling else []),
             *("", "", str(own.registers or "–"), ""),
         )
+    for own in [row for row in rows if row.kernel == READING and row.us]:
+        blanks = [""] * (bool(peer) + bool(ceiling))
+        cells = ("reading the matrix", microseconds(own.us), spread(own), "", *blanks, decimal(own.gbs, 0), "", "–", "")
+        table.add_row(*cells)
     return table
 
 
@@ -155,6 +161,8 @@ def counters_table(rows: Sequence[Row], title: str | None = None) -> Table:
     table = plain_table((*columns, "barriers", "err/bound"), ("kernel",), title)
     for row in rows:
         name = f"{row.kernel} {short_config(row.config)}".strip()
+        if row.kernel == READING and not row.error:
+            continue
         if row.error or row.counters is None:
             table.add_row(name, "[red]failed[/]", *[""] * 9)
             continue

@@ -1,7 +1,8 @@
 """Benchmarks on a GPU: for each shape, every kernel is validated and only then timed, interleaved with the peer.
 
 In 16 bits two more contenders are interleaved: the ceilings, tensor-core instructions on registers alone, on numbers
-near 1 and on normal numbers. A kernel or peer that fails becomes a row with its error; the others go on.
+near 1 and on normal numbers. With products of a vector one more is: reading the matrix, and nothing else. A kernel or
+peer that fails becomes a row with its error; the others go on.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from numba_gemm.arrays.operand import numpy_dtype
 from numba_gemm.benchmark.inputs import Checker, Matrix, Pool
 from numba_gemm.benchmark.peers import Peer
-from numba_gemm.benchmark.record import CEILING, CEILING_NORMAL, HALF_AGAINST_SINGLE, Record, Row, environment
+from numba_gemm.benchmark.record import CEILING, CEILING_NORMAL, HALF_AGAINST_SINGLE, READING, Record, Row, environment
 from numba_gemm.benchmark.suites import Shape
 from numba_gemm.problem import ITEMSIZE, Problem
 from numba_gemm.spec import describe_config
@@ -178,6 +179,22 @@ class _Bench:
         synchronize()
         return buffer.pointer
 
+    def reading(self) -> tuple[int, Work] | None:
+        """The bytes of the matrix of a product with a vector, in whole chunks, and what reads them; None of others."""
+        from numba_gemm.benchmark.ceiling import CHUNK_BYTES, ReadBandwidth
+
+        problem = self.problem
+        matrix, elements = (1, problem.k * problem.n) if problem.m == 1 else (0, problem.m * problem.k)
+        nbytes = elements * ITEMSIZE[problem.dtype]
+        if 1 not in (problem.m, problem.n) or nbytes < CHUNK_BYTES:
+            return None
+        reader = ReadBandwidth(self.context, nbytes)
+
+        def work(number: int, stream: int) -> None:
+            reader.read(self.inputs.pointers[number][matrix], stream)
+
+        return reader.bytes, work
+
     def peer(self, peer: Peer) -> tuple[Work | None, str]:
         """What to time of a peer, validated; or None, and what is wrong."""
         from numba_gemm.device.stream import Stream
@@ -222,8 +239,8 @@ def bench_task(
 
     Returns
     -------
-    One row a kernel, in order, then one of the peer if it failed, then those of the ceilings. Failed ones have
-    ``error`` set and no time.
+    One row a kernel, in order, then one of the peer if it failed, then those of the ceilings and of reading the matrix
+    if the product is one with a vector. Failed ones have ``error`` set and no time.
     """
     from numba_gemm.device.context import current_context, synchronize
 
@@ -255,10 +272,15 @@ def bench_task(
                 row = replace(blank, kernel=top.kernel, config=top.measured, registers=top.registers)
                 rows.append(row)
                 works.append(top.work)
+            reading = bench.reading()
+            if reading is not None:
+                rows.append(replace(blank, kernel=READING))
+                works.append(reading[1])
             on_step(f"{name}: time")
             rows = _timed(rows, works, peer, peer_work, problem, sets, rounds)
             synchronize()
-            return _with_ceilings(rows, ceilings, problem, roof)
+            rows = _with_ceilings(rows, ceilings, problem, roof)
+            return _with_reading(rows, reading[0]) if reading is not None else rows
     except Exception as error:  # memory that doesn't suffice, or a fault that took the context with it
         return [replace(blank, kernel=kernel, error=_words(error)) for kernel in task.kernels]
 
@@ -276,6 +298,16 @@ def _with_ceilings(rows: list[Row], ceilings: Sequence[Ceiling], problem: Proble
         replace(row, tflops=rates.get(row.kernel), gbs=None, peer=None, peer_us=None, ratio=None, ceiling_tflops=rate)
         if row.kernel in (CEILING, CEILING_NORMAL)
         else replace(row, ceiling_tflops=rate, roof_tflops=bound)
+        for row in rows
+    ]
+
+
+def _with_reading(rows: list[Row], nbytes: int) -> list[Row]:
+    """The rows, of which that of reading is told how many bytes that is."""
+    return [
+        replace(row, tflops=None, gbs=nbytes / row.us * 1e-3, peer=None, peer_us=None, ratio=None)
+        if row.kernel == READING and row.us
+        else row
         for row in rows
     ]
 
