@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
+import itertools
 import json
 import os
 import statistics
@@ -25,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _BLANK = Row("host_overhead", "", "", "float32", "nn", 64, 64, 64)
 SIZE = 64  # of the product whose call is timed: small enough that the GPU is never behind
 CALLS = 100  # between two waits for the GPU
+PLACES = 5000  # of results, where each call has another one
 FIRST_SIZE = 256  # of the first product of a process
 
 _FIRST_CALL = f"""
@@ -193,11 +196,24 @@ def _cupy() -> Call:
     return lambda: cupy.matmul(a, b, out=c)
 
 
-def _bare_launch() -> Call:
-    """The driver's own launch of the same kernel, called from Python with everything prepared: the floor."""
+def _own_on_others() -> Call:
+    """A result in another place at each call, so many that no place comes often enough for a graph."""
+    import numba_gemm
+
+    cuda = _numba_cuda()
+    a, b, _ = (cuda.to_device(array) for array in _host_arrays())
+    many = cuda.device_array((PLACES, SIZE, SIZE), np.float32)
+    outs = itertools.cycle([many[place] for place in range(PLACES)])
+    return lambda: numba_gemm.matmul(a, b, out=next(outs))
+
+
+def _bare_launch(graph: bool) -> Call:
+    """The driver's own launch of the same kernel, or of its graph, called from Python with everything prepared."""
     import numba_gemm
     from numba_gemm.arrays import as_operand
     from numba_gemm.calls import prepare_device
+    from numba_gemm.device.launch import driver_function
+    from numba_gemm.device.repeat import make_graph
     from numba_gemm.problem import check_inputs
 
     cuda = _numba_cuda()
@@ -205,10 +221,14 @@ def _bare_launch() -> Call:
     numba_gemm.matmul(a, b, out=c)
     operands = [as_operand(*named) for named in (("a", a), ("b", b), ("out", c))]
     shape = check_inputs(operands[0], operands[1])
-    launch = prepare_device(operands[0], operands[1], operands[2], shape, (1.0, 0.0, None)).direct
+    launch = prepare_device(operands[0], operands[1], operands[2], shape, (1.0, 0.0, None)).alone
     assert launch is not None
-    pointers = [operand.pointer for operand in operands]
-    return lambda: launch(*pointers, 0)
+    first, second, third = (operand.pointer for operand in operands)
+    if not graph:
+        return lambda: launch(first, second, third, 0)
+    made = make_graph(lambda stream: launch(first, second, third, stream))
+    replay = driver_function("cuGraphLaunch", ctypes.c_void_p, ctypes.c_void_p)
+    return lambda: replay(made.handle, 0)
 
 
 _MAKERS: dict[str, dict[str, Call]] = {
@@ -216,7 +236,9 @@ _MAKERS: dict[str, dict[str, Call]] = {
         "numba_gemm.matmul(a, b, out=c)": _own,
         'numba_gemm.matmul(a, b, out=c, kernel="v7")': lambda: _own(kernel="v7"),
         "plan(a, b, out=c)": _planned,
-        "the driver's launch alone": _bare_launch,
+        "numba_gemm.matmul(a, b, out=c), c elsewhere at each call": _own_on_others,
+        "the driver's launch alone": lambda: _bare_launch(graph=False),
+        "the driver's launch of a graph alone": lambda: _bare_launch(graph=True),
         "a bare Numba launch": _numba_launch,
     },
     "torch": {

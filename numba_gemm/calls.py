@@ -16,7 +16,7 @@ from typing import Any
 from numba_gemm.arrange import Scales, request_for
 from numba_gemm.arrays import Operand, hold_operands, probe_for
 from numba_gemm.device.context import Context, current_context, device_count
-from numba_gemm.device.launch import driver_function
+from numba_gemm.device.launch import quick_driver_function
 from numba_gemm.device.pointer import check_device_operands
 from numba_gemm.device.stream import Event, wait_event
 from numba_gemm.execute import Prepared, prepare_request
@@ -109,11 +109,14 @@ _get_context_id: Callable[..., int] | None = None
 
 def current_identity() -> int:
     """The identity of the context that is current in this thread; 0 if none is."""
-    global _get_context_id  # noqa: PLW0603 - found once a process
-    if _get_context_id is None:
-        _get_context_id = driver_function("cuCtxGetId", ctypes.c_void_p, ctypes.c_void_p)
     value, address = _identity.parts
-    return 0 if _get_context_id(None, address) else value.value
+    return 0 if (_get_context_id or _load_get_context_id())(None, address) else value.value
+
+
+def _load_get_context_id() -> Callable[..., int]:
+    global _get_context_id  # noqa: PLW0603 - found once a process
+    _get_context_id = quick_driver_function("cuCtxGetId", ctypes.c_void_p, ctypes.c_void_p)
+    return _get_context_id
 
 
 _calls: dict[tuple[Any, ...], Call] = {}
@@ -182,6 +185,7 @@ def make_fast(arrays: tuple[Any, Any, Any], call: Call) -> Fast | None:
     a_offset, b_offset, c_offset = (probe(x)[0] % ALIGNMENT for probe, x in zip(probes, arrays, strict=True))  # type: ignore[misc]
     a_low, a_high, b_low, b_high, c_low, c_high = call.extents
     run, context = call.run, call.context
+    get_identity, identity = _get_context_id or _load_get_context_id(), _identity
     recent: tuple[int, int, int] = (0, 0, 0)
 
     def fast(a: Any, b: Any, c: Any) -> bool:
@@ -192,18 +196,18 @@ def make_fast(arrays: tuple[Any, Any, Any], call: Call) -> Fast | None:
         stream = c_seen[4]
         if a_seen[1:4] != a_form or b_seen[1:4] != b_form or c_seen[1:4] != c_form:
             return False
-        if a_seen[4] != stream or b_seen[4] != stream or current_identity() != context:
+        value, address = identity.parts  # current_identity(), without a call
+        if a_seen[4] != stream or b_seen[4] != stream or get_identity(None, address) or value.value != context:
             return False
-        pointers = (a_seen[0], b_seen[0], c_seen[0])
+        pointers = a_at, b_at, c_at = a_seen[0], b_seen[0], c_seen[0]
         if pointers != recent:
-            a_at, b_at, c_at = pointers
             if a_at % ALIGNMENT != a_offset or b_at % ALIGNMENT != b_offset or c_at % ALIGNMENT != c_offset:
                 return False
             low, high = c_at + c_low, c_at + c_high
             if (low < a_at + a_high and a_at + a_low < high) or (low < b_at + b_high and b_at + b_low < high):
                 return False
             recent = pointers
-        run(*pointers, stream)
+        run(a_at, b_at, c_at, stream)
         return True
 
     return fast

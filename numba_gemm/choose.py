@@ -8,6 +8,7 @@ from numba_gemm.catalog import LADDER, find_spec, get_spec
 from numba_gemm.errors import KernelConstraintError
 from numba_gemm.fallback import FALLBACKS, check_arch, fallback_for
 from numba_gemm.fp32.choose_fp32 import choose_kernel
+from numba_gemm.fp32.v8_choose import choose_in_one_run
 from numba_gemm.problem import Problem
 from numba_gemm.spec import Config, KernelSpec, describe_config
 from numba_gemm.tuned import Choice
@@ -82,6 +83,20 @@ def choose(
     ]
     remedy = f"kernel {others[-1]!r} can" if others else "no kernel can, so split the product into blocks"
     raise KernelConstraintError(f"kernel {spec.name} can't take this product ({'; '.join(reasons)}); {remedy}")
+
+
+def in_one_run(spec: KernelSpec, problem: Problem, arch: tuple[int, int], sm_count: int) -> tuple[Config, float] | None:
+    """A kernel's best form of those that give an element of C the same bits whatever product it is a part of.
+
+    Such forms add an element's terms in one run, in the order of k, so that a product may be cut by rows and columns,
+    and each block take the form that suits it.
+
+    Returns
+    -------
+    The form, and by the model its time as a multiple of the best form's of all; None if a kernel has no such choice.
+    """
+    found = choose_in_one_run(problem, sm_count, arch) if spec.name == "v8" else None
+    return None if found is None else (found[0].config, found[1])
 
 
 def _measured(problem: Problem, choice: Choice | None, arch: tuple[int, int]) -> tuple[KernelSpec, Config] | None:

@@ -14,6 +14,7 @@ from numba_gemm.device.context import Context, Device
 from numba_gemm.device.launch import PackedLaunch, PreparedLaunch, launch, prepare_launch, prepare_packed_launch
 from numba_gemm.device.memory import DeviceBuffer, memory_pool
 from numba_gemm.device.module import Function, load
+from numba_gemm.device.repeat import repeated
 from numba_gemm.device.tensor_map import encode
 from numba_gemm.errors import CompileError
 from numba_gemm.fallback import REPACK, fallback_for
@@ -65,8 +66,9 @@ class Prepared:
     workspace_bytes : memory that they share.
     k_per_split : the depth of one part where K is split, else 0.
     notes : in words, what else is done and why.
-    quick : where there is one launch and it needs no workspace, that launch, and which of A, B and C (0, 1, 2) its
-        three addresses are, and how many bytes further on.
+    quick : where there is one launch and it needs no workspace, that launch, by a graph where it is repeated; which of
+        A, B and C (0, 1, 2) its three addresses are, and how many bytes further on.
+    alone : the same launch, never by a graph.
     pool : of device memory, for the workspace.
     """
 
@@ -79,6 +81,7 @@ class Prepared:
     main: int = 0
     notes: tuple[str, ...] = ()
     quick: tuple[PreparedLaunch, tuple[int, ...], tuple[int, ...]] | None = None
+    alone: PreparedLaunch | None = None
     pool: Any = None
 
     @property
@@ -164,6 +167,7 @@ def prepare_request(request: Request, context: Context) -> Prepared:
 
 def _bound(arrangement: Arrangement, context: Context) -> Prepared:
     steps, main = _steps(arrangement.launches, arrangement.main, context)
+    alone, order, offsets = _single(steps, arrangement.workspace_bytes)
     return Prepared(
         arrangement.spec,
         arrangement.config,
@@ -173,7 +177,8 @@ def _bound(arrangement: Arrangement, context: Context) -> Prepared:
         arrangement.k_per_split,
         main,
         arrangement.notes,
-        _quick(steps, arrangement.workspace_bytes),
+        None if alone is None else (repeated(alone), order, offsets),
+        alone,
         _pool_for(arrangement.workspace_bytes, context),
     )
 
@@ -182,17 +187,18 @@ def _pool_for(workspace_bytes: int, context: Context) -> Any:
     return memory_pool(context) if workspace_bytes else None
 
 
-def _quick(
+def _single(
     steps: tuple[_Step, ...], workspace_bytes: int
-) -> tuple[PreparedLaunch, tuple[int, ...], tuple[int, ...]] | None:
+) -> tuple[PreparedLaunch | None, tuple[int, ...], tuple[int, ...]]:
+    """The launch, where there is one and it needs no workspace; its addresses and offsets as for ``Prepared.quick``."""
     if len(steps) != 1 or workspace_bytes:
-        return None
+        return None, (), ()
     (step,) = steps
     if step.mapped is not None:
         return _with_maps(*step.mapped), (0, 1, 2), (0, 0, 0)
     slots = pointer_slots(step.launch)
     if slots is None:
-        return None
+        return None, (), ()
     prepared = prepare_launch(
         step.function,
         step.launch.grid,
@@ -286,6 +292,7 @@ def prepare_form(problem: Problem, spec: KernelSpec, config: Config, context: Co
     """Compile and load one form of a kernel for a problem that it can take."""
     plan: LaunchPlan = spec.plan(problem, config)
     steps, main = _steps(first_alone(plan.launches), plan.main, context)
+    alone, order, offsets = _single(steps, plan.workspace_bytes)
     return Prepared(
         spec,
         config,
@@ -295,6 +302,7 @@ def prepare_form(problem: Problem, spec: KernelSpec, config: Config, context: Co
         plan.k_per_split,
         main,
         plan.notes,
-        quick=_quick(steps, plan.workspace_bytes),
+        quick=None if alone is None else (repeated(alone), order, offsets),
+        alone=alone,
         pool=_pool_for(plan.workspace_bytes, context),
     )

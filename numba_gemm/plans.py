@@ -108,7 +108,8 @@ class Plan:
             ``beta`` is to scale. ``out`` is then untouched.
         """
         if stream is None:
-            if self._fast is not None and out is not None and self._fast(a, b, out):
+            fast = self._fast
+            if fast is not None and fast(a, b, out):
                 return out
             handle = None
         else:

@@ -125,6 +125,86 @@ def test_plans_can_be_captured_into_a_graph(k):
     right(out.copy_to_host(), a, b)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("own_stream", [False, True], ids=["default stream", "own stream"])
+def test_repeated_calls_multiply_what_lies_there_now(dtype, own_stream):
+    """From some call on a graph takes the launch's place; it holds addresses, not values."""
+    from numba_gemm.device import repeat
+
+    stream = cuda.stream() if own_stream else 0
+    a, b = draw(96, 64).astype(dtype), draw(64, 80, seed=1).astype(dtype)
+    device_a, device_b = (cuda.to_device(x, stream=stream) for x in (a, b))
+    out = cuda.device_array((96, 80), dtype, stream=stream)
+    p = ng.plan(device_a, device_b, out)
+    graphs = len(repeat._graphs)
+    for call in (lambda: ng.matmul(device_a, device_b, out=out), lambda: p(device_a, device_b, out=out)):
+        for seed in range(3):
+            for _ in range(repeat.REPEATS):
+                call()
+            a = draw(96, 64, seed=seed).astype(dtype)
+            device_a.copy_to_device(a, stream=stream)
+            out.copy_to_device(np.full((96, 80), np.nan, dtype), stream=stream)
+            call()
+            tensor_core = (9, 0) if dtype == "float16" else None
+            verdict = check(out.copy_to_host(stream=stream), reference(a, b, tensor_core=tensor_core))
+            assert verdict, verdict.message
+    assert len(repeat._graphs) > graphs
+
+
+def test_a_repeated_call_can_still_be_captured():
+    from numba_gemm.device import repeat
+    from numba_gemm.device.stream import Graph, Stream, capture
+
+    a, b = draw(64, 32), draw(32, 48, seed=1)
+    device_a, device_b = on_gpu(a, b)
+    out = cuda.to_device(np.full((64, 48), np.nan, F32))
+    stream, graphs = Stream(), []
+    for _ in range(2 * repeat.REPEATS):
+        ng.matmul(device_a, device_b, out=out, stream=stream)
+    stream.synchronize()
+    out.copy_to_device(np.full((64, 48), np.nan, F32))
+    with capture(int(stream), graphs):
+        ng.matmul(device_a, device_b, out=out, stream=stream)
+    stream.synchronize()
+    assert np.isnan(out.copy_to_host()).all()  # captured, not run
+    graph: Graph = graphs[0]
+    graph.replay(int(stream))
+    stream.synchronize()
+    right(out.copy_to_host(), a, b)
+
+
+def test_a_graph_is_made_while_another_thread_captures():
+    from numba_gemm.device import repeat
+    from numba_gemm.device.driver import check as check_driver
+    from numba_gemm.device.driver import driver
+    from numba_gemm.device.stream import Stream
+
+    cu, stream = driver(), Stream()
+    a, b = draw(64, 32), draw(32, 40, seed=1)
+    device_a, device_b = on_gpu(a, b)
+    outs = [cuda.to_device(np.full((64, 40), np.nan, F32)) for _ in range(2)]
+    ng.matmul(device_a, device_b, out=outs[0])
+    cuda.synchronize()
+    strict = cu.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+    check_driver(cu.cuStreamBeginCapture(int(stream), strict), "cuStreamBeginCapture")
+    ng.matmul(device_a, device_b, out=outs[1], stream=stream)
+    other, graphs = Stream(), len(repeat._graphs)
+
+    def work():
+        for _ in range(repeat.REPEATS + 1):
+            ng.matmul(device_a, device_b, out=outs[0], stream=other)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    captured = check_driver(cu.cuStreamEndCapture(int(stream)), "cuStreamEndCapture")
+    check_driver(cu.cuGraphDestroy(captured), "cuGraphDestroy")
+    other.synchronize()
+    assert len(repeat._graphs) == graphs + 1
+    right(outs[0].copy_to_host(), a, b)
+    assert np.isnan(outs[1].copy_to_host()).all()
+
+
 def sleep_on(stream, seconds):
     """Keep a stream busy."""
 
@@ -152,7 +232,8 @@ def test_calls_return_while_the_stream_is_still_busy(form):
         "matmul without out": lambda: ng.matmul(device_a, device_b, stream=stream),
         "repacked": lambda: ng.matmul(device_a, wide, out=out),
     }
-    calls[form]()
+    for _ in range(20):  # by a graph, where there is one launch
+        calls[form]()
     stream.synchronize()
     marker = cuda.event(timing=False)
     sleep_on(stream, 0.5)

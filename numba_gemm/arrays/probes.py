@@ -51,9 +51,9 @@ def _make_probe(cls: type) -> Probe | None:
 
 def _numba_probe() -> Probe:
     def probe(array: Any) -> Probed:
-        stream = array.stream
+        stream, memory = array.stream, array.gpu_data  # no memory: an empty array
         return (
-            array.device_ctypes_pointer.value or 0,
+            (memory.device_ctypes_pointer.value or 0) if memory is not None else 0,
             array.shape,
             array.strides,
             array.dtype,

@@ -81,6 +81,15 @@ def driver_function(name: str, *argument_types: Any, version: int = 12000) -> Ca
     return ctypes.CFUNCTYPE(ctypes.c_int, *argument_types)(function_address(name, version))
 
 
+@functools.cache
+def quick_driver_function(name: str, *argument_types: Any) -> Callable[..., int]:
+    """As :func:`driver_function`, for functions that return at once: the interpreter's lock is kept meanwhile.
+
+    Where many threads want the lock, having it back takes far longer than such a call.
+    """
+    return ctypes.PYFUNCTYPE(ctypes.c_int, *argument_types)(function_address(name))
+
+
 def _launch_function() -> Callable[..., int]:
     return driver_function("cuLaunchKernelEx", *[ctypes.c_void_p] * 4)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from numba_gemm.device.driver import check, driver
@@ -62,17 +62,19 @@ class Event:
 
 
 class Graph:
-    """Work captured from a stream, to be replayed by one launch."""
+    """Work captured from a stream, to be replayed by one launch; ``handle`` is the driver's."""
 
     def __init__(self, executable: Any) -> None:
         self._executable = executable
+        self.handle = int(executable)
 
     def replay(self, stream: int) -> None:
         """Launch the captured work on ``stream``."""
         check(driver().cuGraphLaunch(self._executable, stream), "cuGraphLaunch")
 
     def __del__(self) -> None:
-        driver().cuGraphExecDestroy(self._executable)
+        with suppress(Exception):  # at the end of a process the bindings may be gone before the graph
+            driver().cuGraphExecDestroy(self._executable)
 
 
 @contextmanager

@@ -130,6 +130,20 @@ def choose_form(problem: Problem, sm_count: int, arch: tuple[int, int]) -> Choic
     return min(choices(problem, sm_count, arch), key=lambda choice: choice.cycles)
 
 
+def choose_in_one_run(problem: Problem, sm_count: int, arch: tuple[int, int]) -> tuple[Choice, float] | None:
+    """The cheapest choice of those that add an element's terms in one run, and how many times the cheapest's cost.
+
+    They differ in nothing that rounding depends on: neither blocks nor slices of a stage share K. Nor do they copy
+    factors first, which would be done again for every block of a product. None if no such form fits on the GPU.
+    """
+    found = choices(problem, sm_count, arch)
+    in_one_run = [one for one in found if not one.split_blocks and one.parameters.k_slices == 1 and not one.copied]
+    if not in_one_run:
+        return None
+    best = min(in_one_run, key=lambda choice: choice.cycles)
+    return best, best.cycles / min(choice.cycles for choice in found)
+
+
 def choices(problem: Problem, sm_count: int, arch: tuple[int, int]) -> list[Choice]:
     """Every choice that the model compares, with its cost."""
     found = []

@@ -9,14 +9,16 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from numba_gemm.choose import in_one_run
 from numba_gemm.device.context import Context
-from numba_gemm.device.driver import check, driver, function_address
+from numba_gemm.device.driver import check, driver
+from numba_gemm.device.launch import quick_driver_function
 from numba_gemm.device.memory import memory_pool
 from numba_gemm.device.stream import Stream
 from numba_gemm.errors import CudaError
@@ -33,15 +35,6 @@ _COMPUTE_STREAMS = 3  # a strip that doesn't fill the GPU leaves room for the ne
 _P, _S, _U = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint
 #: CUDA_MEMCPY2D: for source and target x, y, kind of memory, addresses on host and device, array, pitch; then the size.
 _COPY_2D = struct.Struct("<QQI4x4Q QQI4x4Q QQ")
-
-
-@functools.cache
-def quick(name: str, *argument_types: Any) -> Callable[..., int]:
-    """A function of the driver that returns at once, called without letting go of the interpreter's lock.
-
-    Where many threads want the lock, having it back takes far longer than such a call.
-    """
-    return ctypes.PYFUNCTYPE(ctypes.c_int, *argument_types)(function_address(name))
 
 
 def _done(code: int, what: str) -> None:
@@ -109,7 +102,7 @@ class Engine(Protocol):
         """Copy ``lines`` runs of ``width`` bytes, their starts ``pitch`` bytes apart, asynchronously."""
 
     def multiply(self, problem: Problem, form: Any, a: int, b: int, c: int, stream: Any) -> None:
-        """Launch a product by the kernel ``form``."""
+        """Launch a block of a product by the kernel that ``form`` says."""
 
 
 class CudaEngine:
@@ -133,7 +126,7 @@ class CudaEngine:
         return _buffers(copier_count() + 4)
 
     def bind(self) -> None:
-        _done(quick("cuCtxSetCurrent", _P)(int(self.context.handle)), "cuCtxSetCurrent")
+        _done(quick_driver_function("cuCtxSetCurrent", _P)(int(self.context.handle)), "cuCtxSetCurrent")
 
     def allocate(self, nbytes: int) -> int:
         pointer = allocate_device(self.context, nbytes, self.up)
@@ -147,18 +140,18 @@ class CudaEngine:
 
     def record(self, stream: int) -> Any:
         event = _Event(self._events)
-        _done(quick("cuEventRecord", _P, _P)(event.handle, stream), "cuEventRecord")
+        _done(quick_driver_function("cuEventRecord", _P, _P)(event.handle, stream), "cuEventRecord")
         return event
 
     def wait(self, stream: int, event: Any) -> None:
-        _done(quick("cuStreamWaitEvent", _P, _P, _U)(stream, event.handle, 0), "cuStreamWaitEvent")
+        _done(quick_driver_function("cuStreamWaitEvent", _P, _P, _U)(stream, event.handle, 0), "cuStreamWaitEvent")
 
     def synchronize(self, event: Any) -> None:
         if not self.is_done(event):
             check(driver().cuEventSynchronize(event.handle), "waiting for a copy or a kernel of a product")
 
     def is_done(self, event: Any) -> bool:
-        return quick("cuEventQuery", _P)(event.handle) == 0
+        return quick_driver_function("cuEventQuery", _P)(event.handle) == 0
 
     def synchronize_all(self) -> None:
         for stream in self._own:
@@ -181,7 +174,7 @@ class CudaEngine:
     ) -> None:
         copy_lines(target, target_pitch, source, source_pitch, width, lines, stream, to_device=to_device)
 
-    def multiply(self, problem: Problem, form: Prepared, a: int, b: int, c: int, stream: int) -> None:
+    def multiply(self, problem: Problem, form: BlockForm, a: int, b: int, c: int, stream: int) -> None:
         form_for(problem, form, self.context).launch(a, b, c, stream)
 
 
@@ -210,8 +203,8 @@ def quick_wait(stream: int, other: int, event: list[int]) -> None:
     """Let a stream wait for another's work so far; ``event`` holds the event to do it with, once there is one."""
     if not event:
         event.append(_Event([]).handle)
-    _done(quick("cuEventRecord", _P, _P)(event[0], other), "cuEventRecord")
-    _done(quick("cuStreamWaitEvent", _P, _P, _U)(stream, event[0], 0), "cuStreamWaitEvent")
+    _done(quick_driver_function("cuEventRecord", _P, _P)(event[0], other), "cuEventRecord")
+    _done(quick_driver_function("cuStreamWaitEvent", _P, _P, _U)(stream, event[0], 0), "cuStreamWaitEvent")
 
 
 def _buffers(count: int) -> list[npt.NDArray[np.uint8]]:
@@ -233,7 +226,7 @@ def copy_lines(
     """Copy between page-locked host memory and the device, asynchronously; sizes in bytes."""
     if lines == 1 or target_pitch == source_pitch == width:
         name = "cuMemcpyHtoDAsync" if to_device else "cuMemcpyDtoHAsync"
-        code = quick(name, _P, _P, _S, _P)(target, source, width * lines, stream)
+        code = quick_driver_function(name, _P, _P, _S, _P)(target, source, width * lines, stream)
     else:
         host, device = 1, 2  # CU_MEMORYTYPE_HOST, CU_MEMORYTYPE_DEVICE
         parameters = _COPY_2D.pack(
@@ -243,17 +236,33 @@ def copy_lines(
             *(0, target_pitch),
             *(width, lines),
         )
-        code = quick("cuMemcpy2DAsync", ctypes.c_char_p, _P)(parameters, stream)
+        code = quick_driver_function("cuMemcpy2DAsync", ctypes.c_char_p, _P)(parameters, stream)
     _done(code, "copying between the host and the GPU")
 
 
-@functools.lru_cache(maxsize=1024)
-def form_for(problem: Problem, whole: Prepared, context: Context) -> Prepared:
-    """The kernel form of the whole product, prepared for a block of it.
+@dataclass(frozen=True, eq=False)
+class BlockForm:
+    """What multiplies the blocks of a product.
 
-    The same form sums an element's terms in the same order whatever the block's height and width, so that a product
-    has the same bits however it is cut by rows and columns.
+    Attributes
+    ----------
+    whole : the kernel in a form, prepared for the whole product.
+    free : whether each block has the form that suits it best, of those that give the same bits in any block
+        (:func:`~numba_gemm.choose.in_one_run`); else all have that of ``whole``.
     """
+
+    whole: Prepared
+    free: bool = False
+
+
+@functools.lru_cache(maxsize=1024)
+def form_for(problem: Problem, form: BlockForm, context: Context) -> Prepared:
+    """The kernel prepared for a block."""
+    whole, device = form.whole, context.device
+    if form.free:
+        found = in_one_run(whole.spec, problem, device.compute_capability, device.sm_count)
+        assert found is not None
+        return prepare_form(problem, whole.spec, found[0], context)
     if whole.spec.unmet(problem, whole.config) is not None and whole.spec.select is None:
         return prepare(problem, whole.spec.name, context)
     return prepare_form(problem, whole.spec, whole.config, context)
@@ -276,17 +285,18 @@ def allocate_device(context: Context, nbytes: int, stream: int) -> int:
     return int(check(result, f"allocating {nbytes} bytes on the GPU"))
 
 
-def available_memory(context: Context, enough: int) -> int:
-    """Bytes of device memory that an allocation here could have: those that our pool keeps, and free ones.
-
-    Free ones aren't asked for, which takes 0.2 ms, if the pool keeps ``enough``.
-    """
+def kept_memory(context: Context) -> int:
+    """Bytes of device memory that our pool keeps and nobody uses: an allocation that they suffice for takes no time."""
     cu = driver()
     pool, attribute = memory_pool(context), cu.CUmemPool_attribute
     reserved = check(cu.cuMemPoolGetAttribute(pool, attribute.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT), "pool")
     used = check(cu.cuMemPoolGetAttribute(pool, attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT), "pool")
-    kept = int(reserved) - int(used)
-    return kept if kept >= enough else kept + int(check(cu.cuMemGetInfo(), "cuMemGetInfo")[0])
+    return int(reserved) - int(used)
+
+
+def free_memory() -> int:
+    """Bytes of device memory that nobody has; to ask takes longer than a small product."""
+    return int(check(driver().cuMemGetInfo(), "cuMemGetInfo")[0])
 
 
 def trim_memory(context: Context) -> None:

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from numba_gemm.choose import in_one_run
 from numba_gemm.device.context import Context, current_context
 from numba_gemm.errors import CudaError, KernelConstraintError
 from numba_gemm.execute import Prepared, prepare
-from numba_gemm.host.blocks import GRAIN, Blocking, choose_blocks
-from numba_gemm.host.engine import Engine, available_memory
+from numba_gemm.host.blocks import GRAIN, Blocking, Shape, choose_blocks
+from numba_gemm.host.engine import BlockForm, Engine, free_memory, kept_memory
 from numba_gemm.host.engines import engine, lane
 from numba_gemm.host.lane import MEDIUM_BYTES, SMALL_BYTES
 from numba_gemm.host.matrix import Matrix
@@ -30,6 +31,9 @@ from numba_gemm.problem import ALIGNMENT, Problem
 LIMIT_VARIABLE = "NUMBA_GEMM_MEMORY_LIMIT"
 #: Of the memory that is free, if neither says.
 FREE_SHARE = 0.8
+#: Blocks have forms of their own if such a form takes no more than so many times the best one's time for the whole.
+FREE_FORM_COST = 1.25
+_UNLIMITED = 1 << 62
 
 
 def multiply_host(
@@ -71,12 +75,12 @@ def multiply_host(
     Notes
     -----
     The same call with the same ``memory_limit`` gives the same bits: blocks follow from shapes, layouts and the limit
-    alone, and page-locked arrays are cut as others are. The kernel and its form are chosen for the whole product and
-    used for every block. With a form that adds the terms of an element in one run, cutting by rows and columns doesn't
-    change bits, so neither does the limit; a form that divides K among blocks of threads according to the number of
-    tiles (one that needs a workspace) can divide it otherwise in a smaller block. K itself is cut only where blocks of
-    64 rows and columns with all of K don't fit the limit; sums are then carried from block to block in FP32, in a fixed
-    order.
+    alone, and page-locked arrays are cut as others are. The kernel is chosen for the whole product. Where forms of it
+    that add the terms of an element in one run are nearly as fast as its best one, each block takes one of those; they
+    all give the same bits, so that neither cutting nor the limit changes any. Else all blocks take the form that was
+    chosen for the whole product, and one that divides K among blocks of threads according to the number of tiles can
+    divide it otherwise in a smaller block. K itself is cut only where blocks of 64 rows and columns with all of K don't
+    fit the limit; sums are then carried from block to block in FP32, in a fixed order.
     """
     if c.size == 0:
         return
@@ -95,24 +99,35 @@ def multiply_host(
     stacks, call = describe(_usable(a), _usable(b), c, alpha, beta)
     total = len(stacks.c) * call.batch * call.m * call.n * call.k
     matrices = [operand for operand in (a, b) if isinstance(operand, Matrix)]
-    limit = _memory_limit(memory_limit, context, _host_bytes(a, b, c))
-    whole, call, blocking = plan_blocks(call, kernel, context, limit)
+    form, call, blocking = plan_blocks(call, kernel, context, memory_limit)
     with engine(context) as (own, executors):
         for matrix in matrices:
             for stream in own.compute:
                 matrix.order_before(stream)
-        run_blocks(own, executors, call, blocking, stacks, whole, progress, total)
+        run_blocks(own, executors, call, blocking, stacks, form, progress, total)
 
 
-def plan_blocks(call: Call, kernel: str | None, context: Context, limit: int) -> tuple[Prepared, Call, Blocking]:
+def plan_blocks(
+    call: Call, kernel: str | None, context: Context, memory_limit: int | None
+) -> tuple[BlockForm, Call, Blocking]:
     """The kernel, the product with the layouts that the kernel takes, and the blocks."""
-    whole, fitted = prepare_call(call, kernel, context)
+    form, fitted = _form_of_blocks(call, kernel, context)
+    limit = _memory_limit(memory_limit, context, fitted.shape)
     blocking = choose_blocks(fitted.shape, limit, GRAIN)
     if blocking.block_k < call.k and call.c_dtype != np.float32:
         # Sums go from one block of k to the next, and must not be rounded to 16 bits between them.
-        whole, fitted = prepare_call(replace(call, c_dtype=np.dtype(np.float32)), kernel, context)
+        form, fitted = _form_of_blocks(replace(call, c_dtype=np.dtype(np.float32)), kernel, context)
         blocking = choose_blocks(fitted.shape, limit, GRAIN)
-    return whole, fitted, blocking
+    return form, fitted, blocking
+
+
+@functools.lru_cache(maxsize=1024)
+def _form_of_blocks(call: Call, kernel: str | None, context: Context) -> tuple[BlockForm, Call]:
+    """What multiplies the blocks of a product, and the product with the layouts that it takes."""
+    whole, fitted = prepare_call(call, kernel, context)
+    device = context.device
+    found = in_one_run(whole.spec, fitted.problem(), device.compute_capability, device.sm_count)
+    return BlockForm(whole, free=found is not None and found[1] <= FREE_FORM_COST), fitted
 
 
 def run_blocks(
@@ -260,8 +275,8 @@ def _is_usable(matrix: Matrix) -> bool:
     return matrix.itemsize in (row_stride, column_stride) or rows == 1 or columns == 1
 
 
-def _memory_limit(given: int | None, context: Context, nbytes: int) -> int:
-    """The limit of a call; with none, one of which blocks of ``nbytes`` in all, twice and padded, are half at most."""
+def _memory_limit(given: int | None, context: Context, shape: Shape) -> int:
+    """The limit of a call; with none, what our pool keeps if the product fits there, else a share of what is free."""
     if given is not None:
         return int(given)
     text = os.environ.get(LIMIT_VARIABLE)
@@ -269,7 +284,10 @@ def _memory_limit(given: int | None, context: Context, nbytes: int) -> int:
         if not text.strip().isdecimal() or int(text) == 0:
             raise ValueError(f"{LIMIT_VARIABLE} is {text!r}; it must be a number of bytes, for instance {2**30}")
         return int(text)
-    return int(available_memory(context, 4 * nbytes) * FREE_SHARE)
+    kept = kept_memory(context)
+    if choose_blocks(shape, _UNLIMITED, GRAIN).device_bytes(shape) <= kept:
+        return kept
+    return int((kept + free_memory()) * FREE_SHARE)
 
 
 def _scale(c: Array, beta: float) -> None:

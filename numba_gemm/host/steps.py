@@ -6,6 +6,7 @@ A step names the memory that it touches; which step waits for which follows from
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -95,6 +96,10 @@ class Download:
 
 
 Step: TypeAlias = Claim | Upload | Multiply | Download
+
+
+#: Uploads that may pass a multiplication: enough to keep the bus busy while a thread makes its launches.
+AHEAD = 3
 
 
 class _Ring:
@@ -211,26 +216,29 @@ def _strips(
                 yield from strip((rows[0], rows_there), piece)
 
 
-def uploads_first(steps: Iterable[Step], is_direct: Callable[[Upload], bool]) -> Iterator[Step]:
+def uploads_first(steps: Iterable[Step], is_direct: Callable[[Upload], bool], ahead: int = AHEAD) -> Iterator[Step]:
     """The same steps with uploads moved to before multiplications and downloads, and the uploads before each counted.
 
-    The bus isn't to wait for a thread that has launches to make. Only uploads that need no staging buffer are moved
+    The bus isn't to wait for a thread that has launches to make, nor the first launch for all of that thread's copies:
+    a step is passed by so many uploads as ``ahead`` says. Only uploads that need no staging buffer are moved
     (``is_direct``), and none past a claim, which is where a slot gets another block.
     """
-    held: list[Step] = []
+    held: deque[tuple[int, Step]] = deque()
     uploads = 0
     for step in steps:
         if isinstance(step, Multiply):
-            held.append(replace(step, copies=uploads))
+            held.append((uploads, replace(step, copies=uploads)))
         elif isinstance(step, Download):
-            held.append(step)
+            held.append((uploads, step))
         else:
-            if isinstance(step, Claim) or not is_direct(step):
-                yield from held
-                held.clear()
+            while held and (isinstance(step, Claim) or not is_direct(step)):
+                yield held.popleft()[1]
             uploads += isinstance(step, Upload)
             yield step
-    yield from held
+            while held and uploads - held[0][0] >= ahead:
+                yield held.popleft()[1]
+    for _, step in held:
+        yield step
 
 
 def _pieces(span: Span, step: int) -> list[Span]:

@@ -8,6 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from numba_gemm.catalog import LADDER
+from numba_gemm.choose import in_one_run
 from numba_gemm.emulate import run_form
 from numba_gemm.emulator import Machine
 from numba_gemm.errors import KernelConstraintError
@@ -196,6 +198,34 @@ def test_a_split_product_has_the_same_bits_again():
     first = run(SMALL, 68, 60, 400, inputs="normal", tiles=2, blocks=9)[1]
     second = run(SMALL, 68, 60, 400, inputs="normal", tiles=2, blocks=9)[1]
     np.testing.assert_array_equal(first.view(np.uint32), second.view(np.uint32))
+
+
+def test_forms_that_add_in_one_run_give_the_same_bits_wherever_c_is_cut():
+    """Which is why a product of host arrays has the same bits in any blocks: each may have another of these forms."""
+    m, n, k = 131, 70, 37
+    large, small = (parameters_for(shape, Problem.packed(m, n, k)) for shape in SHAPES[:2])
+    assert (large.thread_m, small.thread_m) == (16, 8)
+    ones = [run(p, m, n, k, inputs="normal", misaligned="abc")[1] for p in (large, small)]
+    np.testing.assert_array_equal(ones[0].view(np.uint32), ones[1].view(np.uint32))
+    halves = run(small, m, n, k, inputs="normal", misaligned="abc", tiles=1, blocks=2)[1]
+    assert (halves != ones[0]).any()
+
+
+@pytest.mark.parametrize("shape", [(4096, 4096, 4096), (512, 4096, 4096), (300, 200, 5000), (64, 64, 8192), (1, 9, 5)])
+def test_a_form_that_adds_in_one_run(shape):
+    problem = Problem.packed(*shape)
+    config, times = in_one_run(SPEC, problem, (9, 0), 132)
+    p = dict(config)
+    assert (p["split_blocks"], p["k_slices"], p["copied"]) == (0, 1, "")
+    best = choose_form(problem, 132, (9, 0))
+    assert times >= 1
+    assert (times == 1) == (config == best.config)
+    assert in_one_run(LADDER["v7"], problem, (9, 0), 132) is None
+
+
+def test_large_products_lose_little_in_one_run_and_deep_ones_much():
+    assert in_one_run(SPEC, Problem.packed(4096, 4096, 4096), (9, 0), 132)[1] < 1.25
+    assert in_one_run(SPEC, Problem.packed(128, 128, 65536), (9, 0), 132)[1] > 10
 
 
 @pytest.mark.parametrize("copied", ["a", "b", "ab"])

@@ -15,6 +15,7 @@ from numba_gemm.device import driver as driver_module
 from numba_gemm.errors import NoDeviceError
 from numba_gemm.host import Matrix, device_put, multiply, pinned_empty, put
 from numba_gemm.host import matrix as matrix_module
+from numba_gemm.host.blocks import Shape, choose_blocks
 from numba_gemm.host.transfer import Transfer, copy_by_threads, copy_elements
 
 
@@ -291,9 +292,22 @@ def test_pinned_empty_refuses_what_is_no_shape(shape, error):
 
 @pytest.mark.parametrize("text", ["1GB", "1e9", "-5", "0", "much"])
 def test_a_memory_limit_of_the_environment_that_is_no_number_of_bytes(text, monkeypatch):
+    shape = Shape(1, 100, 100, 100)
     monkeypatch.setenv("NUMBA_GEMM_MEMORY_LIMIT", text)
     with pytest.raises(ValueError, match=r"NUMBA_GEMM_MEMORY_LIMIT is .*number of bytes, for instance 1073741824"):
-        multiply._memory_limit(None, None, 100)
-    assert multiply._memory_limit(7, None, 100) == 7
+        multiply._memory_limit(None, None, shape)
+    assert multiply._memory_limit(7, None, shape) == 7
     monkeypatch.setenv("NUMBA_GEMM_MEMORY_LIMIT", "4096")
-    assert multiply._memory_limit(None, None, 100) == 4096
+    assert multiply._memory_limit(None, None, shape) == 4096
+
+
+def test_memory_that_is_kept_is_not_asked_for_again(monkeypatch):
+    """What is free is asked for only if the product doesn't fit in what the pool keeps."""
+    shape = Shape(1, 100, 100, 100)
+    needs = choose_blocks(shape, 1 << 40).device_bytes(shape)
+    monkeypatch.delenv("NUMBA_GEMM_MEMORY_LIMIT", raising=False)
+    monkeypatch.setattr(multiply, "kept_memory", lambda context: needs)
+    assert multiply._memory_limit(None, None, shape) == needs
+    monkeypatch.setattr(multiply, "kept_memory", lambda context: needs - 1)
+    monkeypatch.setattr(multiply, "free_memory", lambda: 1000)
+    assert multiply._memory_limit(None, None, shape) == int((needs + 999) * 0.8)

@@ -17,7 +17,7 @@ from numba_gemm.host import pipeline as pipeline_module
 from numba_gemm.host.blocks import choose_blocks
 from numba_gemm.host.multiply import run_blocks
 from numba_gemm.host.operands import describe
-from numba_gemm.host.steps import Claim, Multiply, Upload, product_steps, uploads_first
+from numba_gemm.host.steps import Claim, Download, Multiply, Upload, product_steps, uploads_first
 
 GRAIN = replace(SMALL, group_bytes=1024)
 #: Streams that hurry while the others do nothing until they must.
@@ -136,19 +136,26 @@ def test_page_locked_arrays_are_copied_as_they_lie(layout, policy):
 
 @pytest.mark.parametrize("beta", [0.0, 1.0])
 @pytest.mark.parametrize("limit", [1 << 20, 8192])
-def test_direct_copies_to_the_device_come_before_the_multiplications_of_their_block(limit, beta):
+def test_direct_copies_to_the_device_pass_the_multiplications_of_their_block(limit, beta):
     generator = np.random.default_rng(0)
     a, b, c = integers(generator, (64, 16)), integers(generator, (16, 64)), integers(generator, (64, 64))
     _, call = describe(a, b, c, 1.0, beta)
     blocking = choose_blocks(call.shape, limit, GRAIN)
     steps = list(product_steps(call.shape, blocking, [(1, 2)]))
+    for ahead in (1, 3, len(steps)):
+        moved = list(uploads_first(steps, lambda step: True, ahead))
+        for kind in (Upload, (Multiply, Download), (Upload, Claim), (Multiply, Download, Claim)):  # each in its order
+            assert [strip_of(step) for step in moved if isinstance(step, kind)] == [
+                step for step in steps if isinstance(step, kind)
+            ]
+        uploads = 0
+        for at, step in enumerate(moved):
+            uploads += isinstance(step, Upload)
+            if isinstance(step, Multiply):
+                passed = uploads - step.copies
+                rest = itertools.takewhile(lambda one: not isinstance(one, Claim), moved[at:])
+                assert passed == ahead or (passed < ahead and not any(isinstance(one, Upload) for one in rest))
     moved = list(uploads_first(steps, lambda step: True))
-    uploads = [step for step in steps if isinstance(step, Upload)]
-    assert [step for step in moved if isinstance(step, Upload)] == uploads
-    late = False  # whether something else has come since the last claim
-    for step in moved:
-        late = not isinstance(step, Claim) and (late or not isinstance(step, Upload))
-        assert not (late and isinstance(step, Upload))
     # Each waits for the uploads that came before it as the steps were, and no more.
     before = [
         sum(isinstance(one, Upload) for one in steps[:at])
@@ -158,6 +165,11 @@ def test_direct_copies_to_the_device_come_before_the_multiplications_of_their_bl
     assert [step.copies for step in moved if isinstance(step, Multiply)] == before
     staged = list(uploads_first(steps, lambda step: False))
     assert [type(step) for step in staged] == [type(step) for step in steps]
+
+
+def strip_of(step):
+    """The step without the number of copies that it waits for."""
+    return replace(step, copies=0) if isinstance(step, Multiply) else step
 
 
 def test_half_precision_sums_pass_from_block_to_block_in_single():
