@@ -11,6 +11,7 @@ import ctypes
 import functools
 import threading
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 from numba_gemm.arrange import Scales, request_for
@@ -18,6 +19,7 @@ from numba_gemm.arrays import Operand, hold_operands, probe_for
 from numba_gemm.device.context import Context, current_context, device_count
 from numba_gemm.device.launch import quick_driver_function
 from numba_gemm.device.pointer import check_device_operands
+from numba_gemm.device.repeat import LEGACY_STREAM, find_graph, load_replay
 from numba_gemm.device.stream import Event, wait_event
 from numba_gemm.execute import Prepared, prepare_request
 from numba_gemm.problem import ALIGNMENT
@@ -187,12 +189,21 @@ def make_fast(arrays: tuple[Any, Any, Any], call: Call) -> Fast | None:
     run, context = call.run, call.context
     get_identity, identity = _get_context_id or _load_get_context_id(), _identity
     recent: tuple[int, int, int] = (0, 0, 0)
+    number, known, replay = call.prepared.graphs, find_graph, load_replay() if call.prepared.direct else None
+    # Of launches on the default stream that are repeated: what the probes said last, and the key of the graph.
+    last: tuple[Any, Any, Any, Any] = (None, None, None, None)
 
     def fast(a: Any, b: Any, c: Any) -> bool:
-        nonlocal recent
+        nonlocal recent, last
         if type(a) is not a_type or type(b) is not b_type or type(c) is not c_type:
             return False
         a_seen, b_seen, c_seen = a_probe(a), b_probe(b), c_probe(c)  # type: ignore[misc]
+        a_last, b_last, c_last, key = last
+        if a_seen == a_last and b_seen == b_last and c_seen == c_last and key[1] == get_ident():
+            graph = known(key)
+            # In another context the driver refuses a graph, and the checks below say what is wrong.
+            if graph is not None and not replay(graph.handle, LEGACY_STREAM):  # type: ignore[misc]
+                return True
         stream = c_seen[4]
         if a_seen[1:4] != a_form or b_seen[1:4] != b_form or c_seen[1:4] != c_form:
             return False
@@ -207,6 +218,8 @@ def make_fast(arrays: tuple[Any, Any, Any], call: Call) -> Fast | None:
             if (low < a_at + a_high and a_at + a_low < high) or (low < b_at + b_high and b_at + b_low < high):
                 return False
             recent = pointers
+        elif stream == LEGACY_STREAM and replay is not None:
+            last = a_seen, b_seen, c_seen, (number, get_ident(), *pointers, stream)
         run(a_at, b_at, c_at, stream)
         return True
 

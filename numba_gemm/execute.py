@@ -69,6 +69,7 @@ class Prepared:
     quick : where there is one launch and it needs no workspace, that launch, by a graph where it is repeated; which of
         A, B and C (0, 1, 2) its three addresses are, and how many bytes further on.
     alone : the same launch, never by a graph.
+    graphs : the number of its graphs (:mod:`numba_gemm.device.repeat`).
     pool : of device memory, for the workspace.
     """
 
@@ -82,6 +83,7 @@ class Prepared:
     notes: tuple[str, ...] = ()
     quick: tuple[PreparedLaunch, tuple[int, ...], tuple[int, ...]] | None = None
     alone: PreparedLaunch | None = None
+    graphs: int = -1
     pool: Any = None
 
     @property
@@ -167,7 +169,7 @@ def prepare_request(request: Request, context: Context) -> Prepared:
 
 def _bound(arrangement: Arrangement, context: Context) -> Prepared:
     steps, main = _steps(arrangement.launches, arrangement.main, context)
-    alone, order, offsets = _single(steps, arrangement.workspace_bytes)
+    quick, alone, graphs = _single(steps, arrangement.workspace_bytes)
     return Prepared(
         arrangement.spec,
         arrangement.config,
@@ -177,8 +179,9 @@ def _bound(arrangement: Arrangement, context: Context) -> Prepared:
         arrangement.k_per_split,
         main,
         arrangement.notes,
-        None if alone is None else (repeated(alone), order, offsets),
+        quick,
         alone,
+        graphs,
         _pool_for(arrangement.workspace_bytes, context),
     )
 
@@ -189,24 +192,29 @@ def _pool_for(workspace_bytes: int, context: Context) -> Any:
 
 def _single(
     steps: tuple[_Step, ...], workspace_bytes: int
-) -> tuple[PreparedLaunch | None, tuple[int, ...], tuple[int, ...]]:
-    """The launch, where there is one and it needs no workspace; its addresses and offsets as for ``Prepared.quick``."""
+) -> tuple[tuple[PreparedLaunch, tuple[int, ...], tuple[int, ...]] | None, PreparedLaunch | None, int]:
+    """``quick``, ``alone`` and ``graphs`` of a :class:`Prepared` with these launches."""
     if len(steps) != 1 or workspace_bytes:
-        return None, (), ()
+        return None, None, -1
     (step,) = steps
+    order: tuple[int, ...] = (0, 1, 2)
+    offsets: tuple[int, ...] = (0, 0, 0)
     if step.mapped is not None:
-        return _with_maps(*step.mapped), (0, 1, 2), (0, 0, 0)
-    slots = pointer_slots(step.launch)
-    if slots is None:
-        return None, (), ()
-    prepared = prepare_launch(
-        step.function,
-        step.launch.grid,
-        step.block,
-        pack(step.launch, Addresses(0, 0, 0, 0)),
-        dynamic_shared_bytes=step.shared_bytes,
-    )
-    return prepared, tuple("abc".index(name) for name, _ in slots), tuple(offset for _, offset in slots)
+        alone = _with_maps(*step.mapped)
+    else:
+        slots = pointer_slots(step.launch)
+        if slots is None:
+            return None, None, -1
+        alone = prepare_launch(
+            step.function,
+            step.launch.grid,
+            step.block,
+            pack(step.launch, Addresses(0, 0, 0, 0)),
+            dynamic_shared_bytes=step.shared_bytes,
+        )
+        order, offsets = tuple("abc".index(name) for name, _ in slots), tuple(offset for _, offset in slots)
+    launch, graphs = repeated(alone)
+    return (launch, order, offsets), alone, graphs
 
 
 def _with_maps(one: _MappedLaunch, launch_packed: PackedLaunch) -> PreparedLaunch:
@@ -292,7 +300,7 @@ def prepare_form(problem: Problem, spec: KernelSpec, config: Config, context: Co
     """Compile and load one form of a kernel for a problem that it can take."""
     plan: LaunchPlan = spec.plan(problem, config)
     steps, main = _steps(first_alone(plan.launches), plan.main, context)
-    alone, order, offsets = _single(steps, plan.workspace_bytes)
+    quick, alone, graphs = _single(steps, plan.workspace_bytes)
     return Prepared(
         spec,
         config,
@@ -302,7 +310,8 @@ def prepare_form(problem: Problem, spec: KernelSpec, config: Config, context: Co
         plan.k_per_split,
         main,
         plan.notes,
-        quick=None if alone is None else (repeated(alone), order, offsets),
+        quick=quick,
         alone=alone,
+        graphs=graphs,
         pool=_pool_for(plan.workspace_bytes, context),
     )

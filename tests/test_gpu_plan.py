@@ -205,6 +205,36 @@ def test_a_graph_is_made_while_another_thread_captures():
     assert np.isnan(outs[1].copy_to_host()).all()
 
 
+def test_a_repeated_plan_is_refused_in_another_context():
+    """Also where a graph takes the launch's place."""
+    from numba_gemm.device import repeat
+    from numba_gemm.device.context import current_context
+    from numba_gemm.device.driver import check as check_driver
+    from numba_gemm.device.driver import driver
+
+    cu, context = driver(), current_context()
+    a, b = draw(64, 32), draw(32, 40, seed=1)
+    device_a, device_b = on_gpu(a, b)
+    out = cuda.device_array((64, 40), F32)
+    p = ng.plan(device_a, device_b, out)
+    for _ in range(2 * repeat.REPEATS):
+        p(device_a, device_b, out=out)
+    out.copy_to_device(np.full((64, 40), np.nan, F32))
+    try:
+        other = check_driver(cu.cuCtxCreate(None, 0, 0), "cuCtxCreate")
+    except TypeError:  # of CUDA 12
+        other = check_driver(cu.cuCtxCreate(0, 0), "cuCtxCreate")
+    try:
+        with pytest.raises(ValueError, match="another CUDA context"):
+            p(device_a, device_b, out=out)
+    finally:
+        check_driver(cu.cuCtxDestroy(other), "cuCtxDestroy")
+        check_driver(cu.cuCtxSetCurrent(context.handle), "cuCtxSetCurrent")
+    assert np.isnan(out.copy_to_host()).all()
+    p(device_a, device_b, out=out)
+    right(out.copy_to_host(), a, b)
+
+
 def sleep_on(stream, seconds):
     """Keep a stream busy."""
 

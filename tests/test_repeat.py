@@ -33,10 +33,12 @@ def driver(monkeypatch):
     monkeypatch.setattr(repeat, "make_graph", make_graph)
     monkeypatch.setattr(repeat, "driver_function", lambda name, *types: {"cuGraphLaunch": replay}[name])
     monkeypatch.setattr(repeat, "_is_captured", lambda stream: stream in state.captured)
-    monkeypatch.setattr(repeat, "_graphs", {})
-    monkeypatch.setattr(repeat, "_counts", {})
-    state.launch = repeat.repeated(lambda *at: state.direct.append(at))
-    return state
+    repeat._graphs.clear()
+    repeat._counts.clear()
+    state.launch, _ = repeat.repeated(lambda *at: state.direct.append(at))
+    yield state
+    repeat._graphs.clear()
+    repeat._counts.clear()
 
 
 def launch(state, count, *at):
@@ -68,7 +70,7 @@ def test_other_addresses_and_streams_are_launched_as_before(driver, other):
 def test_another_launch_on_the_same_addresses_has_its_own_graph(driver):
     launch(driver, repeat.REPEATS, 1, 2, 3, 0)
     other = []
-    second = repeat.repeated(lambda *at: other.append(at))
+    second, _ = repeat.repeated(lambda *at: other.append(at))
     second(1, 2, 3, 0)
     assert other == [(1, 2, 3, 0)]
     assert not driver.replayed

@@ -25,32 +25,32 @@ from numba_gemm.errors import CudaError
 REPEATS = 16
 #: Graphs that are kept, and sets of addresses whose launches are counted.
 GRAPHS_LIMIT, COUNTS_LIMIT = 512, 4096
-#: The legacy default stream, by both of its names; it can't be captured.
-_LEGACY = 1
+#: The default stream of all threads, which can't be captured; it has a second handle.
+LEGACY_STREAM, _LEGACY_TOO = 0, 1
 
-Key = tuple[int, int, int, int, int, int]  # which launch, which thread, addresses, stream
+#: Which launch, which thread, addresses, stream.
+Key = tuple[int, int, int, int, int, int]
 _graphs: dict[Key, Graph] = {}
 _counts: dict[Key, int] = {}
 _numbers = itertools.count()
 
 
-def repeated(direct: PreparedLaunch) -> PreparedLaunch:
-    """The same launch, by a graph where it is repeated.
+def repeated(direct: PreparedLaunch) -> tuple[PreparedLaunch, int]:
+    """The same launch, by a graph where it is repeated; and its number, the first part of its graphs' keys.
 
     Parameters
     ----------
     direct : launches on three addresses and a stream of the current context, which is the same at every call.
     """
-    number, known, get_ident = next(_numbers), _graphs.get, threading.get_ident
+    number, get_ident = next(_numbers), threading.get_ident
     replay: Callable[..., int] | None = None
 
     def launch(first: int, second: int, third: int, stream: int) -> None:
         nonlocal replay
         key = (number, get_ident(), first, second, third, stream)
-        graph = known(key)
-        if graph is not None and (stream <= _LEGACY or not _is_captured(stream)):
-            if replay is None:
-                replay = driver_function("cuGraphLaunch", ctypes.c_void_p, ctypes.c_void_p)
+        graph = find_graph(key)
+        if graph is not None and (stream <= _LEGACY_TOO or not _is_captured(stream)):
+            replay = replay or load_replay()
             if not replay(graph.handle, stream):
                 return
             _graphs.pop(key, None)  # the launch itself says what is wrong
@@ -58,7 +58,16 @@ def repeated(direct: PreparedLaunch) -> PreparedLaunch:
         if graph is None:
             _count(key, direct)
 
-    return launch
+    return launch, number
+
+
+#: The graph of a :data:`Key`, or None.
+find_graph: Callable[[Key], Graph | None] = _graphs.get
+
+
+def load_replay() -> Callable[..., int]:
+    """What launches a graph's handle on a stream and returns the driver's error code."""
+    return driver_function("cuGraphLaunch", ctypes.c_void_p, ctypes.c_void_p)
 
 
 def _count(key: Key, direct: PreparedLaunch) -> None:
@@ -70,7 +79,7 @@ def _count(key: Key, direct: PreparedLaunch) -> None:
         _counts[key] = count
         return
     *_, first, second, third, stream = key
-    if stream > _LEGACY and _is_captured(stream):
+    if stream > _LEGACY_TOO and _is_captured(stream):
         return
     _counts.pop(key, None)
     if len(_graphs) >= GRAPHS_LIMIT:
