@@ -54,8 +54,8 @@ def record(*, rounds: int, commit: str | None) -> Record:
 def rows_of(size: int, rounds: int, cupy: Any, gbs: tuple[float, float], context: Context) -> list[Row]:
     """Every way to multiply at one size.
 
-    The bound of the page-locked one is what takes longer: the kernel, or all three matrices at the bus's rate, one after
-    the other. If both directions of the bus were full all the time, copies would take no longer than the busier one.
+    The bound of the page-locked one is what takes longer: the kernel, or all three matrices at the bus's rate, one
+    after the other. With both directions of the bus full all the time copies would take as long as the busier one.
     """
     generator = np.random.default_rng(size)
     a, b, c = (generator.standard_normal((size, size), dtype=np.float32) for _ in range(3))

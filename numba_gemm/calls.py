@@ -198,17 +198,18 @@ def make_fast(arrays: tuple[Any, Any, Any], call: Call) -> Fast | None:
         if type(a) is not a_type or type(b) is not b_type or type(c) is not c_type:
             return False
         a_seen, b_seen, c_seen = a_probe(a), b_probe(b), c_probe(c)  # type: ignore[misc]
+        value, address = identity.parts  # current_identity(), without a call
+        if get_identity(None, address) or value.value != context:
+            return False
         a_last, b_last, c_last, key = last
         if a_seen == a_last and b_seen == b_last and c_seen == c_last and key[1] == get_ident():
             graph = known(key)
-            # In another context the driver refuses a graph, and the checks below say what is wrong.
             if graph is not None and not replay(graph.handle, LEGACY_STREAM):  # type: ignore[misc]
                 return True
         stream = c_seen[4]
         if a_seen[1:4] != a_form or b_seen[1:4] != b_form or c_seen[1:4] != c_form:
             return False
-        value, address = identity.parts  # current_identity(), without a call
-        if a_seen[4] != stream or b_seen[4] != stream or get_identity(None, address) or value.value != context:
+        if a_seen[4] != stream or b_seen[4] != stream:
             return False
         pointers = a_at, b_at, c_at = a_seen[0], b_seen[0], c_seen[0]
         if pointers != recent:

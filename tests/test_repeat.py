@@ -117,12 +117,23 @@ def test_without_memory_for_a_graph_launches_go_on(driver):
     assert driver.replayed == [(1, 0)]
 
 
-def test_graphs_and_counts_are_bounded(driver, monkeypatch):
-    monkeypatch.setattr(repeat, "GRAPHS_LIMIT", 3)
+def test_counts_are_bounded(driver, monkeypatch):
     monkeypatch.setattr(repeat, "COUNTS_LIMIT", 5)
-    for at in range(10):
-        launch(driver, repeat.REPEATS, at, 2, 3, 0)
-        assert len(repeat._graphs) <= 3
     for at in range(20):
         launch(driver, 1, at, 2, 4, 0)
         assert len(repeat._counts) <= 5
+
+
+def test_graphs_are_bounded_and_give_way_in_the_end(driver, monkeypatch):
+    """Not at once: where more addresses take turns than there may be graphs, each would be made anew all the time."""
+    monkeypatch.setattr(repeat, "GRAPHS_LIMIT", 3)
+    monkeypatch.setattr(repeat, "PATIENCE", 100)
+    for at in range(4):
+        launch(driver, repeat.REPEATS, at, 2, 3, 0)
+    assert len(driver.made) == len(repeat._graphs) == 3
+    launch(driver, 200, 9, 2, 3, 0)
+    assert driver.made[3] == (9, 2, 3)
+    assert driver.replayed
+    launch(driver, repeat.REPEATS + 1, 0, 2, 3, 0)
+    assert driver.made[4:] == [(0, 2, 3)]
+    assert len(repeat._graphs) == 2

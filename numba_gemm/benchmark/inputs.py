@@ -6,19 +6,22 @@ of its own and wrapped round. Gigabytes of input then cost a copy, and no two ro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from numba_gemm.arrays.operand import numpy_dtype
 from numba_gemm.benchmark.suites import Shape
+from numba_gemm.processes import usable_cores
 from numba_gemm.validate import Reference, check, reference
 
 Matrix = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
+T = TypeVar("T")
 
 #: Length of the pool, the least prime above 2²⁴: a row length can't divide it, so rows don't repeat.
 POOL_LENGTH = 16_777_259
@@ -32,7 +35,8 @@ SAMPLE = 64
 #: Roundings to 16 bits that a peer's partial sums may have.
 REDUCED_SUMS = 4
 
-_BLOCK_ELEMENTS = 2**25  # of a factor that is converted to float64 at once, to bound the memory
+_BLOCK_ELEMENTS = 2**22  # of a factor that a thread converts to float64 at once; both bound the memory
+_THREADS = 8
 
 
 class Pool:
@@ -120,10 +124,11 @@ class Checker:
         to the type of C before they are added, as cuBLAS may do in 16 bits.
         """
         worst = 0.0
-        for (rows, columns), expected in zip(self.parts, self._expected(k_per_split), strict=True):
-            allowed = expected
-            if reduced and c.dtype.itemsize == 2:
-                allowed = Reference(expected.value, expected.bound + self._reductions(rows, columns, c.dtype.name))
+        references = self._expected(k_per_split)
+        if reduced and c.dtype.itemsize == 2:
+            more = self._of_parts(lambda rows, columns: self._reductions(rows, columns, c.dtype.name))
+            references = [Reference(one.value, one.bound + own) for one, own in zip(references, more, strict=True)]
+        for (rows, columns), allowed in zip(self.parts, references, strict=True):
             verdict = check(c[np.ix_(rows, columns)], allowed)
             worst = max(worst, verdict.error_over_bound)
             if not verdict:
@@ -139,11 +144,17 @@ class Checker:
 
     def _expected(self, k_per_split: int) -> list[Reference]:
         if k_per_split not in self._references:
-            self._references[k_per_split] = [
-                reference(*self._factors(rows, columns), tensor_core=self._tensor_core, k_per_split=k_per_split)
-                for rows, columns in self.parts
-            ]
+            self._references[k_per_split] = self._of_parts(
+                lambda rows, columns: reference(
+                    *self._factors(rows, columns), tensor_core=self._tensor_core, k_per_split=k_per_split
+                )
+            )
         return self._references[k_per_split]
+
+    def _of_parts(self, work: Callable[[Indices, Indices], T]) -> list[T]:
+        """What ``work`` makes of each part's rows and columns, by several threads: NumPy lets others run meanwhile."""
+        with ThreadPoolExecutor(min(_THREADS, usable_cores(), len(self.parts))) as threads:
+            return list(threads.map(lambda part: work(*part), self.parts))
 
     def _factors(self, rows: Indices, columns: Indices) -> tuple[Matrix, Matrix]:
         a, b = self._a, self._b

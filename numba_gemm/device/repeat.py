@@ -3,8 +3,8 @@
 On an H200's host the driver takes 3.5 µs for a launch and 1.5 µs for a graph that holds nothing else, and the kernel
 is done 2.5 µs sooner. A graph holds the launch's parameters, so each is for one set of addresses; and one graph may not
 be launched by two threads at a time, so each is one thread's. It is made once a thread has launched on the same
-addresses :data:`REPEATS` times. All graphs are let go of when there are too many; one that is still running is freed
-when it is done.
+addresses :data:`REPEATS` times. When :data:`GRAPHS_LIMIT` are there, launches on other addresses go without, and after
+:data:`PATIENCE` of them all graphs are let go of. One that is still running is freed when it is done.
 
 While a stream is captured, a graph can't be launched on it, and the launch itself is what is captured.
 """
@@ -24,7 +24,9 @@ from numba_gemm.errors import CudaError
 #: Launches on the same addresses, in one thread, before a graph is made, which takes as long as some twenty of them.
 REPEATS = 16
 #: Graphs that are kept, and sets of addresses whose launches are counted.
-GRAPHS_LIMIT, COUNTS_LIMIT = 512, 4096
+GRAPHS_LIMIT, COUNTS_LIMIT = 128, 4096
+#: Launches without a graph after which graphs that were made before give way.
+PATIENCE = 100_000
 #: The default stream of all threads, which can't be captured; it has a second handle.
 LEGACY_STREAM, _LEGACY_TOO = 0, 1
 
@@ -70,8 +72,15 @@ def load_replay() -> Callable[..., int]:
     return driver_function("cuGraphLaunch", ctypes.c_void_p, ctypes.c_void_p)
 
 
+_turned_away = itertools.count(1)
+
+
 def _count(key: Key, direct: PreparedLaunch) -> None:
     """Note a launch; after enough of them make the graph."""
+    if len(_graphs) >= GRAPHS_LIMIT:
+        if next(_turned_away) % PATIENCE == 0:
+            _graphs.clear()
+        return
     count = _counts.get(key, 0) + 1
     if count < REPEATS:
         if len(_counts) >= COUNTS_LIMIT:
@@ -82,8 +91,6 @@ def _count(key: Key, direct: PreparedLaunch) -> None:
     if stream > _LEGACY_TOO and _is_captured(stream):
         return
     _counts.pop(key, None)
-    if len(_graphs) >= GRAPHS_LIMIT:
-        _graphs.clear()
     try:
         _graphs[key] = make_graph(lambda stream: direct(first, second, third, stream))
     except CudaError:  # for want of memory, say; launches go on as before, and are counted anew
