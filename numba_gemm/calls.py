@@ -189,7 +189,8 @@ def make_fast(arrays: tuple[Any, Any, Any], call: Call) -> Fast | None:
     run, context = call.run, call.context
     get_identity, identity = _get_context_id or _load_get_context_id(), _identity
     recent: tuple[int, int, int] = (0, 0, 0)
-    number, known, replay = call.prepared.graphs, find_graph, load_replay() if call.prepared.direct else None
+    number = call.prepared.repeats[1] if call.prepared.direct and call.prepared.repeats else None
+    known, replay = find_graph, load_replay()
     # Of launches on the default stream that are repeated: what the probes said last, and the key of the graph.
     last: tuple[Any, Any, Any, Any] = (None, None, None, None)
 
@@ -204,7 +205,7 @@ def make_fast(arrays: tuple[Any, Any, Any], call: Call) -> Fast | None:
         a_last, b_last, c_last, key = last
         if a_seen == a_last and b_seen == b_last and c_seen == c_last and key[1] == get_ident():
             graph = known(key)
-            if graph is not None and not replay(graph.handle, LEGACY_STREAM):  # type: ignore[misc]
+            if graph is not None and not replay(graph.handle, LEGACY_STREAM):
                 return True
         stream = c_seen[4]
         if a_seen[1:4] != a_form or b_seen[1:4] != b_form or c_seen[1:4] != c_form:
@@ -219,7 +220,7 @@ def make_fast(arrays: tuple[Any, Any, Any], call: Call) -> Fast | None:
             if (low < a_at + a_high and a_at + a_low < high) or (low < b_at + b_high and b_at + b_low < high):
                 return False
             recent = pointers
-        elif stream == LEGACY_STREAM and replay is not None:
+        elif stream == LEGACY_STREAM and number is not None:
             last = a_seen, b_seen, c_seen, (number, get_ident(), *pointers, stream)
         run(a_at, b_at, c_at, stream)
         return True

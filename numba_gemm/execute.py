@@ -66,10 +66,10 @@ class Prepared:
     workspace_bytes : memory that they share.
     k_per_split : the depth of one part where K is split, else 0.
     notes : in words, what else is done and why.
-    quick : where there is one launch and it needs no workspace, that launch, by a graph where it is repeated; which of
-        A, B and C (0, 1, 2) its three addresses are, and how many bytes further on.
-    alone : the same launch, never by a graph.
-    graphs : the number of its graphs (:mod:`numba_gemm.device.repeat`).
+    quick : where there is one launch and it needs no workspace, that launch; which of A, B and C (0, 1, 2) its three
+        addresses are, and how many bytes further on.
+    repeats : the same launch for products that are repeated, and the number of its graphs
+        (:func:`numba_gemm.device.repeat.repeated`).
     pool : of device memory, for the workspace.
     """
 
@@ -82,15 +82,17 @@ class Prepared:
     main: int = 0
     notes: tuple[str, ...] = ()
     quick: tuple[PreparedLaunch, tuple[int, ...], tuple[int, ...]] | None = None
-    alone: PreparedLaunch | None = None
-    graphs: int = -1
+    repeats: tuple[PreparedLaunch, int] | None = None
     pool: Any = None
 
     @property
     def direct(self) -> PreparedLaunch | None:
-        """The launch itself, where there is one and it takes the addresses of A, B and C as they are."""
-        if self.quick is not None and self.quick[1:] == ((0, 1, 2), (0, 0, 0)):
-            return self.quick[0]
+        """The launch itself, where there is one and it takes the addresses of A, B and C as they are.
+
+        For calls that are repeated: by a graph where the addresses are the same again and again.
+        """
+        if self.repeats is not None and self.quick is not None and self.quick[1:] == ((0, 1, 2), (0, 0, 0)):
+            return self.repeats[0]
         return None
 
     @property
@@ -169,7 +171,7 @@ def prepare_request(request: Request, context: Context) -> Prepared:
 
 def _bound(arrangement: Arrangement, context: Context) -> Prepared:
     steps, main = _steps(arrangement.launches, arrangement.main, context)
-    quick, alone, graphs = _single(steps, arrangement.workspace_bytes)
+    quick = _quick(steps, arrangement.workspace_bytes)
     return Prepared(
         arrangement.spec,
         arrangement.config,
@@ -180,8 +182,7 @@ def _bound(arrangement: Arrangement, context: Context) -> Prepared:
         main,
         arrangement.notes,
         quick,
-        alone,
-        graphs,
+        None if quick is None else repeated(quick[0]),
         _pool_for(arrangement.workspace_bytes, context),
     )
 
@@ -190,31 +191,25 @@ def _pool_for(workspace_bytes: int, context: Context) -> Any:
     return memory_pool(context) if workspace_bytes else None
 
 
-def _single(
+def _quick(
     steps: tuple[_Step, ...], workspace_bytes: int
-) -> tuple[tuple[PreparedLaunch, tuple[int, ...], tuple[int, ...]] | None, PreparedLaunch | None, int]:
-    """``quick``, ``alone`` and ``graphs`` of a :class:`Prepared` with these launches."""
+) -> tuple[PreparedLaunch, tuple[int, ...], tuple[int, ...]] | None:
     if len(steps) != 1 or workspace_bytes:
-        return None, None, -1
+        return None
     (step,) = steps
-    order: tuple[int, ...] = (0, 1, 2)
-    offsets: tuple[int, ...] = (0, 0, 0)
     if step.mapped is not None:
-        alone = _with_maps(*step.mapped)
-    else:
-        slots = pointer_slots(step.launch)
-        if slots is None:
-            return None, None, -1
-        alone = prepare_launch(
-            step.function,
-            step.launch.grid,
-            step.block,
-            pack(step.launch, Addresses(0, 0, 0, 0)),
-            dynamic_shared_bytes=step.shared_bytes,
-        )
-        order, offsets = tuple("abc".index(name) for name, _ in slots), tuple(offset for _, offset in slots)
-    launch, graphs = repeated(alone)
-    return (launch, order, offsets), alone, graphs
+        return _with_maps(*step.mapped), (0, 1, 2), (0, 0, 0)
+    slots = pointer_slots(step.launch)
+    if slots is None:
+        return None
+    prepared = prepare_launch(
+        step.function,
+        step.launch.grid,
+        step.block,
+        pack(step.launch, Addresses(0, 0, 0, 0)),
+        dynamic_shared_bytes=step.shared_bytes,
+    )
+    return prepared, tuple("abc".index(name) for name, _ in slots), tuple(offset for _, offset in slots)
 
 
 def _with_maps(one: _MappedLaunch, launch_packed: PackedLaunch) -> PreparedLaunch:
@@ -300,7 +295,6 @@ def prepare_form(problem: Problem, spec: KernelSpec, config: Config, context: Co
     """Compile and load one form of a kernel for a problem that it can take."""
     plan: LaunchPlan = spec.plan(problem, config)
     steps, main = _steps(first_alone(plan.launches), plan.main, context)
-    quick, alone, graphs = _single(steps, plan.workspace_bytes)
     return Prepared(
         spec,
         config,
@@ -310,8 +304,6 @@ def prepare_form(problem: Problem, spec: KernelSpec, config: Config, context: Co
         plan.k_per_split,
         main,
         plan.notes,
-        quick=quick,
-        alone=alone,
-        graphs=graphs,
+        quick=_quick(steps, plan.workspace_bytes),
         pool=_pool_for(plan.workspace_bytes, context),
     )

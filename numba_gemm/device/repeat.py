@@ -6,7 +6,9 @@ be launched by two threads at a time, so each is one thread's. It is made once a
 addresses :data:`REPEATS` times. When :data:`GRAPHS_LIMIT` are there, launches on other addresses go without, and after
 :data:`PATIENCE` of them all graphs are let go of. One that is still running is freed when it is done.
 
-While a stream is captured, a graph can't be launched on it, and the launch itself is what is captured.
+Only calls with an ``out`` go this way: results that are made anew lie here and there, and would only leave graphs
+behind, of some 0.1 MiB each. While a stream is captured, a graph can't be launched on it, and the launch itself is
+what is captured.
 """
 
 from __future__ import annotations
