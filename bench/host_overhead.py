@@ -222,7 +222,7 @@ def _bare_launch(graph: bool) -> Call:
     operands = [as_operand(*named) for named in (("a", a), ("b", b), ("out", c))]
     shape = check_inputs(operands[0], operands[1])
     prepared = prepare_device(operands[0], operands[1], operands[2], shape, (1.0, 0.0, None))
-    assert prepared.direct is not None and prepared.quick is not None
+    assert prepared.quick is not None
     launch = prepared.quick[0]
     first, second, third = (operand.pointer for operand in operands)
     if not graph:

@@ -119,11 +119,17 @@ def test_probes_see_what_operands_see(cupy, torch):
     assert probe_for(tensor)(tensor) == (4096, (2, 3), (3, 1), "torch.float32", 80)
     numba_array = FakeNumbaArray((2, 3))
     numba_array.__dict__.update(
-        shape=(2, 3), strides=(12, 4), dtype=np.dtype("f4"), stream=0, device_ctypes_pointer=SimpleNamespace(value=4096)
+        shape=(2, 3),
+        strides=(12, 4),
+        dtype=np.dtype("f4"),
+        stream=0,
+        gpu_data=SimpleNamespace(device_ctypes_pointer=SimpleNamespace(value=4096)),
     )
     assert probe_for(numba_array)(numba_array) == (4096, (2, 3), (12, 4), np.dtype("f4"), 0)
     numba_array.stream = 96
     assert probe_for(numba_array)(numba_array)[-1] == 96
+    numba_array.gpu_data = None  # of an empty array
+    assert probe_for(numba_array)(numba_array)[0] == 0
 
 
 @pytest.mark.parametrize(

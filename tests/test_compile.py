@@ -7,10 +7,10 @@ import os
 import re
 import subprocess
 import sys
-from itertools import product
 from pathlib import Path
 
 import pytest
+from ladder_forms import forms
 
 from numba_gemm.catalog import LADDER, kernels_for
 from numba_gemm.compile import assembler, cache, compile_kernel, compiler, kernel_ptx
@@ -18,27 +18,11 @@ from numba_gemm.compile.occupancy import REGISTERS_PER_SM, occupancy, sm_limits
 from numba_gemm.compile.resources import elf_section_sizes, read_resources
 from numba_gemm.compile.sass import disassemble, parse_sass
 from numba_gemm.errors import CompileError
-from numba_gemm.fp32 import repack
 
 ARCHS = [(8, 0), (9, 0), (12, 0)]
 #: The rungs with a fixed list of forms; v8 makes one for each problem, tests/fp32/test_v8_compiled.py has some of them.
 RUNGS = [name for name in kernels_for("float32") if LADDER[name].select is None]
-FORMS = [(name, config) for name in RUNGS for config in LADDER[name].configs]
-EVERY_FORM = list(product(FORMS, ARCHS))
-IDS = [f"{LADDER[name].entry(config)}-sm_{arch[0]}{arch[1]}" for (name, config), arch in EVERY_FORM]
-
-
-@pytest.mark.parametrize(("form", "arch"), EVERY_FORM, ids=IDS)
-def test_no_rung_spills_or_uses_local_memory(form, arch):
-    name, config = form
-    spec = LADDER[name]
-    resources = compile_kernel(spec, config, arch).resources
-    assert not resources.uses_local_memory
-    blocks = min(spec.min_blocks_per_sm, sm_limits(arch).warps * 32 // spec.threads)
-    limit = REGISTERS_PER_SM // (spec.threads * blocks)
-    assert 10 <= resources.registers <= min(255, limit)
-
-
+#: What the tiles of A and B take.
 SHARED_BYTES = {
     "v1": 0,
     "v2": 0,
@@ -50,10 +34,15 @@ SHARED_BYTES = {
 }
 
 
-@pytest.mark.parametrize(("form", "arch"), EVERY_FORM, ids=IDS)
-def test_shared_memory_is_what_the_tiles_take(form, arch):
-    name, config = form
-    assert compile_kernel(LADDER[name], config, arch).resources.shared_bytes == SHARED_BYTES[name]
+@pytest.mark.parametrize(("name", "config", "arch"), forms(RUNGS, ARCHS))
+def test_no_rung_spills_and_shared_memory_is_what_the_tiles_take(name, config, arch):
+    spec = LADDER[name]
+    resources = compile_kernel(spec, config, arch).resources
+    assert not resources.uses_local_memory
+    blocks = min(spec.min_blocks_per_sm, sm_limits(arch).warps * 32 // spec.threads)
+    limit = REGISTERS_PER_SM // (spec.threads * blocks)
+    assert 10 <= resources.registers <= min(255, limit)
+    assert resources.shared_bytes == SHARED_BYTES[name]
 
 
 #: Shared loads in the main loop of each rung, by width, for this many FFMA.
@@ -78,31 +67,22 @@ def test_main_loop_loads_per_fma(name, arch):
         assert {width: mix[width] / steps for width in ("LDS", "LDS.64", "LDS.128") if mix[width]} == loads
 
 
-@pytest.mark.parametrize("arch", ARCHS, ids=str)
-@pytest.mark.parametrize("name", ["v6", "v7"])
-def test_the_vector_form_moves_16_bytes_and_the_scalar_form_4(name, arch):
-    for config in LADDER[name].configs:
-        mix = disassemble(compile_kernel(LADDER[name], config, arch).cubin).mix()
-        if dict(config)["vector_width"] == 4:
-            assert mix["LDG.128"] >= 2
-            assert mix["STG.128"] >= 16
-            assert mix["STG"] == 0
-        else:
-            assert mix["LDG.128"] == mix["STG.128"] == 0
-            assert mix["LDG"] >= 8
-            assert mix["STG"] >= 64
+@pytest.mark.parametrize(("name", "config", "arch"), forms(["v6", "v7"], ARCHS))
+def test_the_vector_form_moves_16_bytes_and_the_scalar_form_4(name, config, arch):
+    mix = disassemble(compile_kernel(LADDER[name], config, arch).cubin).mix()
+    if dict(config)["vector_width"] == 4:
+        assert mix["LDG.128"] >= 2
+        assert mix["STG.128"] >= 16
+        assert mix["STG"] == 0
+    else:
+        assert mix["LDG.128"] == mix["STG.128"] == 0
+        assert mix["LDG"] >= 8
+        assert mix["STG"] >= 64
 
 
-@pytest.mark.parametrize("config", [config for spec in repack.SPECS.values() for config in spec.configs], ids=str)
-def test_repack_compiles_everywhere(config):
-    spec = repack.SPECS[int(dict(config)["bits"]) // 8]
-    for arch in ARCHS:
-        assert not compile_kernel(spec, config, arch).resources.uses_local_memory
-
-
-def test_turing_is_served_too():
-    for name, config in FORMS:
-        assert not compile_kernel(LADDER[name], config, (7, 5)).resources.uses_local_memory
+@pytest.mark.parametrize(("name", "config", "arch"), forms(RUNGS, [(7, 5)]))
+def test_turing_is_served_too(name, config, arch):
+    assert not compile_kernel(LADDER[name], config, arch).resources.uses_local_memory
 
 
 def test_ptx_has_one_entry_of_the_given_name():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from emulated_views import fetch, place
+from ladder_forms import forms
 
 from numba_gemm.catalog import LADDER
 from numba_gemm.compile import compile_kernel
@@ -168,19 +169,15 @@ def test_bank_conflicts_of_the_copies(kernel, layouts, expected):
     assert report.counters.shared_store_conflicts == steps * expected
 
 
-@pytest.mark.parametrize(
-    "arch", [pytest.param(arch, marks=pytest.mark.slow if arch == (7, 5) else ()) for arch in ARCHS], ids=str
-)
-@pytest.mark.parametrize("kernel", ["v6", "v7"])
-def test_no_form_spills_and_all_loops_are_alike(kernel, arch):
+@pytest.mark.parametrize(("kernel", "config", "arch"), forms(["v6", "v7"], ARCHS))
+def test_no_form_spills_and_all_loops_are_alike(kernel, config, arch):
     """Registers: two blocks of v6 an SM, three of v7; the k loop reads shared memory in 16-byte accesses alone."""
     limit = {"v6": 128, "v7": 168}[kernel]
-    for config in LADDER[kernel].configs:
-        compiled = compile_kernel(LADDER[kernel], config, arch)
-        assert not compiled.resources.uses_local_memory, config
-        assert compiled.resources.registers <= limit, config
-        mix = disassemble(compiled.cubin).mix()
-        _, _, depth = LADDER[kernel].block_tile
-        fmas, loads = {"v6": (64, 4), "v7": (128, 6)}[kernel]
-        assert mix["FFMA"] >= depth * fmas
-        assert (mix["LDS.128"], mix["LDS.64"], mix["LDS"]) == (depth * loads, 0, 0), config
+    compiled = compile_kernel(LADDER[kernel], config, arch)
+    assert not compiled.resources.uses_local_memory
+    assert compiled.resources.registers <= limit
+    mix = disassemble(compiled.cubin).mix()
+    _, _, depth = LADDER[kernel].block_tile
+    fmas, loads = {"v6": (64, 4), "v7": (128, 6)}[kernel]
+    assert mix["FFMA"] >= depth * fmas
+    assert (mix["LDS.128"], mix["LDS.64"], mix["LDS"]) == (depth * loads, 0, 0)
