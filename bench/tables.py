@@ -8,7 +8,7 @@ A table stands between two lines, and everything between them is replaced::
 The name is the record's path under bench/results, without ``.json``; the folder can be left out while only one has a
 record of that name. A second word, for instance ``cpu/resources sm_90``, keeps one architecture of a resource report.
 The name ``suites`` (or ``FOLDER/suites``) stands for the records of all suites in a folder: what the library's own
-choice reaches, as a multiple of the peer's speed.
+choice reaches, as a multiple of the peer's speed. ``designs float32`` is what bench/designs.py shows in a type.
 ``--check`` writes nothing and exits with status 1 if a table isn't what its record says.
 """
 
@@ -25,6 +25,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 if importlib.util.find_spec("numba_gemm") is None:
     sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "bench"))
+
+from designs import designs  # noqa: E402
 
 from numba_gemm.benchmark.record import CEILING, CEILING_NORMAL, HALF_AGAINST_SINGLE, READING, read_record  # noqa: E402
 from numba_gemm.benchmark.report import (  # noqa: E402
@@ -47,6 +50,9 @@ _TABLE = re.compile(
 
 #: The table of all suites.
 SUMMARY = "suites"
+#: The table of designs that were tried, and the order of its shapes.
+DESIGNS = "designs"
+ALL_SHAPES = [shape for shapes in SUITES.values() for shape in shapes]
 #: The suite of rows that say where the time goes; bench/stalls.py makes them.
 STALLS = "stalls"
 #: Stall reasons that are shown of each launch.
@@ -100,6 +106,10 @@ def regenerate(text: str, results: Path, document: str) -> str:
         if name.rpartition("/")[2] == SUMMARY:
             shown, source = suites_summary(results, name)
             return f"<!-- table: {name} -->\n\n{shown}\n\n{source}\n\n{found['end']}"
+        if name == DESIGNS:
+            header, lines, source = designs(results.parents[1], found["arch"] or "", [*map(str, ALL_SHAPES)])
+            marker = f"<!-- table: {name} {found['arch']} -->"
+            return f"{marker}\n\n{markdown(header, lines, left=len(header))}\n\n{source}\n\n{found['end']}"
         path = find_record(results, name, document)
         record = read_record(path)
         source = path.relative_to(results.parents[1]).as_posix()
@@ -351,6 +361,26 @@ def host_view(rows: list[Record]) -> str:
     return markdown(["call", "time on the host"], lines)
 
 
+def transfers_view(rows: list[Record]) -> str:
+    """One line a way to multiply NumPy arrays, one column a size: its time, as a multiple of the peer's speed, and of
+    page-locked arrays as a multiple of its bound."""
+    shapes = [shape for shape in dict.fromkeys(_shape(row) for row in rows) if shape != "64³"]
+    by_key = {(row["kernel"], _shape(row)): row for row in rows}
+    lines = []
+    for way in dict.fromkeys(row["kernel"] for row in rows):
+        line = ["CuPy, both copies and the product" if way == "cupy" else way]
+        for shape in shapes:
+            row = by_key.get((way, shape))
+            if row is None or row["us"] is None:
+                line.append("–" if row is None else "failed")
+                continue
+            of_bound, _, bounded = row["config"].partition(" of ")
+            bound = f"; {of_bound} of its bound" if bounded else ""
+            line.append(microseconds(row["us"]) + (f" ({row['ratio']:.1f}×{bound})" if row["ratio"] else ""))
+        lines.append(line)
+    return markdown(["float32", *shapes], lines)
+
+
 def stalls_view(rows: list[Record]) -> str:
     """One line a launch that multiplies: its time, how busy the units are, and what its warps wait for."""
     lines = []
@@ -404,6 +434,7 @@ _VIEWS: dict[str, Callable[[list[Record]], str]] = {
     "emulator_speed": speed_view,
     "host_overhead": host_view,
     "first_call": host_view,
+    "host_transfers": transfers_view,
 }
 
 

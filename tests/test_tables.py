@@ -239,6 +239,66 @@ def test_products_with_a_vector_stand_beside_reading_their_matrix(tables):
     assert "| 8×1024×1024 | 60.0 µs | 100.0 µs (0.60×) |  |" in suite
 
 
+def test_ways_to_multiply_numpy_arrays(tables):
+    way = replace(
+        TIMED, suite="host_transfers", kernel="NumPy arrays", us=4000.0, peer="cupy", peer_us=14000.0, ratio=3.5
+    )
+    locked = replace(way, kernel="page-locked arrays", us=2000.0, ratio=7.0, config="1.45 of 1379 µs, 2.1 of 950 µs …")
+    cupy = replace(way, kernel="cupy", us=14000.0, peer=None, peer_us=None, ratio=None)
+    limited = replace(way, kernel="limited", m=2048, n=2048, k=2048, us=None, error="CudaError: no")
+    text = tables.render({"rows": [vars(row) for row in (way, locked, cupy, limited)]})
+    assert "| float32 | 1024³ | 2048³ |" in text
+    assert "| NumPy arrays | 4.00 ms (3.5×) | – |" in text
+    assert "| page-locked arrays | 2.00 ms (7.0×; 1.45 of its bound) | – |" in text
+    assert "| CuPy, both copies and the product | 14.00 ms | – |" in text
+    assert "| limited | – | failed |" in text
+
+
+def test_designs_against_one_another(tables, tmp_path):
+    import designs
+
+    forms = {
+        "v8 block_m=64 block_n=64 thread_m=8 thread_n=8 split_blocks=0 copied=": 20.0,
+        "v8 block_m=64 block_n=64 thread_m=8 thread_n=8 split_blocks=0 copied= stages=4": 19.0,
+        "v8 block_m=64 block_n=64 thread_m=8 thread_n=8 split_blocks=9 copied=ab": 21.5,
+        "skinny block_i=8 block_j=256 form=across": 22.0,
+        "v6 vector_width=4": 2345.6,
+    }
+    half = {
+        "w2 block_m=128 block_n=64 schedule=pingpong cluster_m=1 cluster_n=2 split_k=1 splits=8 swapped=1": 3.0,
+        "t4 block_m=64 block_n=256 splits=4": 4.0,
+        "w1 block_m=128 block_n=128": 5.0,
+    }
+    record = {"gpu": "A GPU", "timing": "medians", "date": "a day"}
+    record["products"] = [
+        {"dtype": "float32", "shape": [512, 512, 512], "forms": {"v7 vector_width=4": 1.0}},
+        {"dtype": "float32", "shape": [1, 2, 3], "forms": forms},
+        {"dtype": "bfloat16", "shape": [1, 2, 3], "forms": half},
+    ]
+    path = tmp_path / designs.FORMS
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(record))
+    header, lines, source = designs.designs(tmp_path, "float32", ["1×2×3", "512³"])
+    assert len(header) == len(lines[0]) == len(lines[1]) == 6
+    assert lines[0][:5] == [
+        "1×2×3",
+        "v8 64×64, 8×8: 19.0",
+        "v8 64×64, 8×8, K shared, AB copied: 21.5",
+        "skinny 8×256: 22.0",
+        "v6: 2346",
+    ]
+    assert lines[1][:2] == ["512³", "v7: 1.0"]
+    assert source == "*A GPU; medians; a day; `tests/data/h200_tuned_forms.json`*"
+    (line,) = designs.designs(tmp_path, "bfloat16", [])[1]
+    assert line[1:4] == [
+        "w2 128×64 ping-pong, in a cluster, K in 8, transposed: 3.0",
+        "t4 64×256, K in 4: 4.0",
+        "w1 128×128: 5.0",
+    ]
+    with pytest.raises(ValueError, match="no product in float16"):
+        designs.designs(tmp_path, "float16", [])
+
+
 def test_every_kind_of_record_has_a_table(tables):
     failed = replace(ROW, kernel="v7", error="CompileError: no")
     suite = tables.suite_view([vars(replace(row, suite="odd", n=1001)) for row in (TIMED, failed)])
