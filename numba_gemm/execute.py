@@ -91,9 +91,9 @@ class Prepared:
 
         For calls that are repeated: by a graph where the addresses are the same again and again.
         """
-        if self.repeats is not None and self.quick is not None and self.quick[1:] == ((0, 1, 2), (0, 0, 0)):
-            return self.repeats[0]
-        return None
+        if self.quick is None or self.quick[1:] != ((0, 1, 2), (0, 0, 0)):
+            return None
+        return self.repeats[0] if self.repeats is not None else self.quick[0]
 
     @property
     def launch_count(self) -> int:
