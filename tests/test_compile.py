@@ -254,17 +254,33 @@ def test_a_stale_entry_is_another_entry(kernel_cache, monkeypatch, change):
 
 
 def _compile_in_a_process(directory):
+    """The kernel, and how often this process compiled it."""
     os.environ["NUMBA_GEMM_CACHE_DIR"] = directory
     compiler._kernels.clear()
-    return compile_kernel(SPEC, CONFIG, ARCH)
+    compiled = []
+    original = compiler._compile
+    compiler._compile = lambda *arguments: compiled.append(1) or original(*arguments)
+    try:
+        return compile_kernel(SPEC, CONFIG, ARCH), len(compiled)
+    finally:
+        compiler._compile = original
 
 
 def test_concurrent_processes_share_one_sound_entry(kernel_cache):
     with multiprocessing.get_context("spawn").Pool(3) as pool:
-        kernels = pool.map(_compile_in_a_process, [str(kernel_cache)] * 6, chunksize=1)
+        done = pool.map(_compile_in_a_process, [str(kernel_cache)] * 6, chunksize=1)
+    kernels, compiled = zip(*done, strict=True)
+    assert sum(compiled) == 1, "one compiles, the others wait for it"
     assert all(kernel == kernels[0] for kernel in kernels)
     assert [path.suffix for path in kernel_cache.iterdir()] == [".kernel"]
     assert cache.load(kernels[0].digest) == kernels[0]
+
+
+def test_where_files_cannot_be_locked_each_process_compiles(kernel_cache, monkeypatch, counted):
+    monkeypatch.setattr(cache, "fcntl", None)
+    compile_kernel(SPEC, CONFIG, ARCH)
+    assert len(counted) == 1
+    assert [path.suffix for path in kernel_cache.iterdir()] == [".kernel"]
 
 
 def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path, monkeypatch, caplog):

@@ -1,8 +1,9 @@
 """Compiled kernels on disk, under the user's cache directory.
 
 An entry is one file, written whole under another name and then moved into place, so that processes which compile the
-same kernel at once can't see half of one another's work. Each entry carries a hash of its content and is believed only
-if that fits: one that is cut short, altered, or of another format counts as absent and is written anew.
+same kernel at once can't see half of one another's work; where files can be locked, only the first one compiles it.
+Each entry carries a hash of its content and is believed only if that fits: one that is cut short, altered, or of
+another format counts as absent and is written anew.
 
 `NUMBA_GEMM_CACHE_DIR` moves the cache; set to the empty string it turns it off.
 """
@@ -15,10 +16,16 @@ import json
 import logging
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from numba_gemm.compile.kernel import CompiledKernel, Resources
+
+try:
+    import fcntl
+except ImportError:  # not a Unix
+    fcntl = None  # type: ignore[assignment]
 
 _log = logging.getLogger("numba_gemm")
 _MAGIC = b"numba_gemm kernel 1\n"
@@ -54,6 +61,30 @@ def holds(digest: str) -> bool:
     """Whether there is an entry with this digest, sound or not."""
     path = _path(digest)
     return path is not None and path.exists()
+
+
+@contextlib.contextmanager
+def claimed(digest: str) -> Iterator[None]:
+    """Make other processes wait for an entry that this one is about to write.
+
+    Where files can't be locked nobody waits, and each process compiles the kernel for itself.
+    """
+    path = _path(digest)
+    lock = None
+    try:
+        if path is not None and fcntl is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = path.with_suffix(".lock").open("wb")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError:  # a folder that can't be written, or a file system without locks
+        pass
+    try:
+        yield
+    finally:
+        if lock is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(lock.name)  # those who wait for it hold it open
+            lock.close()
 
 
 def store(kernel: CompiledKernel) -> None:

@@ -67,8 +67,11 @@ def compile_kernel(spec: KernelSpec, config: Config, arch: tuple[int, int]) -> C
     with _lock:  # Numba compiles one kernel at a time
         kernel = _kernels.get(digest) or cache.load(digest)
         if kernel is None:
-            kernel = _compile(spec, config, arch, digest)
-            cache.store(kernel)
+            with cache.claimed(digest):
+                kernel = cache.load(digest)  # another process may have been faster
+                if kernel is None:
+                    kernel = _compile(spec, config, arch, digest)
+                    cache.store(kernel)
         _kernels[digest] = kernel
     return kernel
 
