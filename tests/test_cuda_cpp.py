@@ -42,6 +42,14 @@ def form_id(value):
     return value if isinstance(value, str) else "-".join(str(v) for _, v in value)
 
 
+def some_slow(forms):
+    """Forms as parameters; every second one that has a column-major factor is slow, as nvcc and Numba take seconds."""
+    for index, (name, config) in enumerate(forms):
+        slow = index % 2 and "column" in dict(config).values()
+        marks = pytest.mark.slow if slow else ()
+        yield pytest.param(name, config, marks=marks, id=f"{name}-{form_id(config)}")
+
+
 @pytest.fixture(scope="session")
 def ptx():
     """(spec, config, arch, compiler) → PTX, each compiled once; skips where the compiler isn't installed."""
@@ -158,7 +166,7 @@ def test_fp32_twins_are_right_at_every_shape(ptx, name, compiler):
     assert used == {config for config in spec.configs if "column" not in dict(config).values()}
 
 
-@pytest.mark.parametrize(("name", "config"), [form for form in FORMS if form[0] in FP32], ids=form_id)
+@pytest.mark.parametrize(("name", "config"), list(some_slow([form for form in FORMS if form[0] in FP32])))
 def test_fp32_twins_give_the_bits_of_the_numba_kernels(ptx, name, config):
     """Odd and aligned shapes; normal, subnormal, infinite and NaN values; alpha and beta."""
     pytest.importorskip("numba.cuda")
@@ -311,9 +319,11 @@ def test_repack_twin(ptx, size, compiler):
 
 
 @pytest.mark.parametrize(("name", "config"), FORMS, ids=form_id)
-def test_no_spills_and_the_launch_bounds_of_the_spec(cubin, name, config):
+def test_no_spills_and_the_launch_bounds_of_the_spec(cubin, request, name, config):
+    """For the oldest architecture, sm_90, and of every third form, or with --slow, those between and after, too."""
     spec = FALLBACKS[name]
-    for arch in ARCHS:
+    every = request.config.getoption("--slow") or FORMS.index((name, config)) % 3 == 0
+    for arch in ARCHS if every else ((7, 5), (9, 0)):
         if dict(config).get("dtype") == "bfloat16" and arch not in ((8, 0), (9, 0)):
             continue
         text, resources, _ = cubin(name, config, arch)

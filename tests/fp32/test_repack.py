@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from itertools import product
 
@@ -230,8 +231,14 @@ def test_the_barrier_closes_a_race(size):
         run(source, np.zeros((64, 64), f"u{size}"), lambda text: re.sub(r"bar(rier)?\.sync[^;]*;", "", text))
 
 
-@pytest.mark.parametrize("arch", ARCHS, ids=str)
-@pytest.mark.parametrize(("spec", "config"), FORMS, ids=lambda x: getattr(x, "abi", None) or describe_config(x))
+def compiled():
+    """All forms for sm_90; every fourth for others, and the rest with --slow."""
+    for (index, (spec, config)), arch in itertools.product(enumerate(FORMS), ARCHS):
+        marks = () if arch == (9, 0) or index % 4 == 0 else pytest.mark.slow
+        yield pytest.param(spec, config, arch, marks=marks, id=f"{spec.abi}-{describe_config(config)}-{arch}")
+
+
+@pytest.mark.parametrize(("spec", "config", "arch"), list(compiled()))
 def test_no_spills_and_full_occupancy(spec, config, arch):
     resources = compile_kernel(spec, config, arch).resources
     assert not resources.uses_local_memory
