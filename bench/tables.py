@@ -197,7 +197,8 @@ def render(record: Record, arch: str | None = None) -> str:
             return half_view(rows)
         return _VIEWS.get(rows[0]["suite"], suite_view)(rows)
     if record.get("resources"):
-        reports = [report for report in record["resources"] if arch in (None, report["arch"])]
+        # sm_90a is sm_90 with instructions of its own.
+        reports = [one for one in record["resources"] if arch in (None, one["arch"], one["arch"].removesuffix("a"))]
         if not reports:
             raise ValueError(f"the record has no resources for {arch}")
         return resources_view(reports)
