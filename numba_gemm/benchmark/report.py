@@ -161,8 +161,6 @@ def counters_table(rows: Sequence[Row], title: str | None = None) -> Table:
     table = plain_table((*columns, "barriers", "err/bound"), ("kernel",), title)
     for row in rows:
         name = f"{row.kernel} {short_config(row.config)}".strip()
-        if row.kernel == READING and not row.error:
-            continue
         if row.error or row.counters is None:
             table.add_row(name, "[red]failed[/]", *[""] * 9)
             continue

@@ -1,8 +1,8 @@
 """A launch that is repeated on the same addresses, as a graph of one node, which takes half of the driver's time.
 
-On an H200's host the driver takes 3.5 µs for a launch and 1.5 µs for a graph that holds nothing else, and the kernel
-is done 2.5 µs sooner. A graph holds the launch's parameters, so each is for one set of addresses; and one graph may not
-be launched by two threads at a time, so each is one thread's. It is made once a thread has launched on the same
+On an H200's host a launch from Python takes 4.8 µs and one of a graph that holds nothing else 1.9 µs
+(bench/host_overhead.py). A graph holds the launch's parameters, so each is for one set of addresses; and one graph may
+not be launched by two threads at a time, so each is one thread's. It is made once a thread has launched on the same
 addresses :data:`REPEATS` times. When :data:`GRAPHS_LIMIT` are there, launches on other addresses go without, and after
 :data:`PATIENCE` of them all graphs are let go of. One that is still running is freed when it is done.
 

@@ -204,6 +204,13 @@ def choose_blocks(shape: Shape, limit: int, grain: Grain = GRAIN) -> Blocking:
     )
 
 
+def is_taken_whole(shape: Shape, grain: Grain = GRAIN) -> bool:
+    """Whether a product is so small that, where no limit forbids, one launch takes it: see ``Grain.whole_bytes``."""
+    total = shape.batch * _product_bytes(shape) + shape.a_shared * shape.m * shape.k * shape.a_bytes
+    total += shape.b_shared * shape.k * shape.n * shape.b_bytes
+    return total <= grain.whole_bytes
+
+
 def _product_bytes(shape: Shape) -> int:
     a, b = (
         0 if shared else size for shared, size in ((shape.a_shared, shape.a_bytes), (shape.b_shared, shape.b_bytes))
@@ -239,9 +246,7 @@ def _cost(blocking: Blocking, shape: Shape, grain: Grain) -> tuple[int, int, int
 
 
 def _with_pieces(blocking: Blocking, shape: Shape, grain: Grain) -> Blocking:
-    total = shape.batch * _product_bytes(shape) + shape.a_shared * shape.m * shape.k * shape.a_bytes
-    total += shape.b_shared * shape.k * shape.n * shape.b_bytes
-    if blocking.group > 1 or total <= grain.whole_bytes:
+    if blocking.group > 1 or is_taken_whole(shape, grain):
         return replace(blocking, piece_m=blocking.block_m, piece_n=blocking.block_n)
 
     def piece(extent: int, depth: int, itemsize: int, cuts_rows: bool) -> int:

@@ -16,7 +16,7 @@ from numba_gemm.choose import in_one_run
 from numba_gemm.device.context import Context, current_context
 from numba_gemm.errors import CudaError, KernelConstraintError
 from numba_gemm.execute import Prepared, prepare
-from numba_gemm.host.blocks import GRAIN, Blocking, Shape, choose_blocks
+from numba_gemm.host.blocks import GRAIN, Blocking, Shape, choose_blocks, is_taken_whole
 from numba_gemm.host.engine import BlockForm, Engine, free_memory, kept_memory
 from numba_gemm.host.engines import engine, lane
 from numba_gemm.host.lane import MEDIUM_BYTES, SMALL_BYTES
@@ -75,12 +75,12 @@ def multiply_host(
     Notes
     -----
     The same call with the same ``memory_limit`` gives the same bits: blocks follow from shapes, layouts and the limit
-    alone, and page-locked arrays are cut as others are. The kernel is chosen for the whole product. Where forms of it
-    that add the terms of an element in one run are nearly as fast as its best one, each block takes one of those; they
-    all give the same bits, so that neither cutting nor the limit changes any. Else all blocks take the form that was
-    chosen for the whole product, and one that divides K among blocks of threads according to the number of tiles can
-    divide it otherwise in a smaller block. K itself is cut only where blocks of 64 rows and columns with all of K don't
-    fit the limit; sums are then carried from block to block in FP32, in a fixed order.
+    alone, and page-locked arrays are cut as others are. The kernel is chosen for the whole product. Past 48 MiB, where
+    forms of it that add the terms of an element in one run are nearly as fast as its best one, each block takes one of
+    those; they all give the same bits, so that neither cutting nor the limit changes any. Else all blocks take the form
+    that was chosen for the whole product, and one that divides K among blocks of threads according to the number of
+    tiles can divide it otherwise in a smaller block. K itself is cut only where blocks of 64 rows and columns with all
+    of K don't fit the limit; sums are then carried from block to block in FP32, in a fixed order.
     """
     if c.size == 0:
         return
@@ -127,7 +127,9 @@ def _form_of_blocks(call: Call, kernel: str | None, context: Context) -> tuple[B
     whole, fitted = prepare_call(call, kernel, context)
     device = context.device
     found = in_one_run(whole.spec, fitted.problem(), device.compute_capability, device.sm_count)
-    return BlockForm(whole, free=found is not None and found[1] <= FREE_FORM_COST), fitted
+    # One launch of a small product has the bits of its best form, so its blocks have that form too.
+    free = found is not None and found[1] <= FREE_FORM_COST and not is_taken_whole(fitted.shape, GRAIN)
+    return BlockForm(whole, free), fitted
 
 
 def run_blocks(

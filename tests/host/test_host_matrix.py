@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,11 +12,13 @@ from hypothesis import strategies as st
 from lazy_engine import LazyEngine, Threads
 
 from numba_gemm import no_gpu as no_gpu_warning
+from numba_gemm.catalog import LADDER
 from numba_gemm.device import driver as driver_module
 from numba_gemm.errors import NoDeviceError
 from numba_gemm.host import Matrix, device_put, multiply, pinned_empty, put
 from numba_gemm.host import matrix as matrix_module
 from numba_gemm.host.blocks import Shape, choose_blocks
+from numba_gemm.host.operands import describe
 from numba_gemm.host.transfer import Transfer, copy_by_threads, copy_elements
 
 
@@ -311,3 +314,15 @@ def test_memory_that_is_kept_is_not_asked_for_again(monkeypatch):
     monkeypatch.setattr(multiply, "kept_memory", lambda context: needs - 1)
     monkeypatch.setattr(multiply, "free_memory", lambda: 1000)
     assert multiply._memory_limit(None, None, shape) == int((needs + 999) * 0.8)
+
+
+@pytest.mark.parametrize(("size", "free"), [(1500, False), (2048, False), (3000, True)])
+def test_blocks_of_large_products_alone_have_forms_of_their_own(monkeypatch, size, free):
+    """A small one's single launch, staged or page-locked, has its best form, and so have its blocks under a limit."""
+    a = np.empty((size, size), np.float32)
+    _, call = describe(a, a, a, 1.0, 0.0)
+    context = SimpleNamespace(device=SimpleNamespace(compute_capability=(9, 0), sm_count=132))
+    monkeypatch.setattr(multiply, "prepare_call", lambda call, *_: (SimpleNamespace(spec=LADDER["v8"]), call))
+    monkeypatch.setattr(multiply, "FREE_FORM_COST", 10.0)
+    form, _ = multiply._form_of_blocks.__wrapped__(call, None, context)
+    assert form.free == free
