@@ -85,7 +85,8 @@ def label(spec: KernelSpec, config: Config) -> str:
     values = dict(config)
     split = f" split {values['split_tiles']}/{values['split_blocks']}" if values["split_blocks"] else ""
     copied = f" copied {values['copied']}" if values["copied"] else ""
-    return f"v8 {V8Parameters.of(config).label}{split}{copied}"
+    apart = "".join(f" {name} apart" for name in ("row", "column") if values.get(f"{name}_apart"))
+    return f"v8 {V8Parameters.of(config).label}{split}{copied}{apart}"
 
 
 def compile_all(problems: list[Problem], forms_of: list[list[Candidate]], arch: tuple[int, int]) -> None:

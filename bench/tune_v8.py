@@ -69,7 +69,8 @@ def contenders(problem: Problem, sm_count: int, arch: tuple[int, int], *, model:
             found.append(replace(chosen, parameters=replace(chosen.parameters, **changes)))
         except NumbaGemmError:
             continue
-    unique = {choice.config: choice for choice in found if choice.parameters.fits(arch)}
+    able = [c for c in found if c.parameters.fits(arch) and SPEC.unmet(problem, c.config) is None]
+    unique = {choice.config: choice for choice in able}
     return list(unique.values())
 
 
@@ -134,7 +135,8 @@ def measure(problem: Problem, found: list[Choice], rounds: int) -> tuple[float, 
         copied = f" copied {choice.copied}" if choice.copied else ""
         works.append(work)
         timed.append(choice)
-        names.append(f"{choice.parameters.label}{split}{copied}")
+        apart = "".join(f" {name} apart" for name, _ in choice.apart)
+        names.append(f"{choice.parameters.label}{split}{copied}{apart}")
         errors.append(error)
     times = time_interleaved(works, sets=sets, rounds=rounds)
     print(f"\n{m}x{n}x{k}, {sets} sets")
@@ -155,8 +157,8 @@ def save(path: Path, gpu: str, sm_count: int, cuda: str, measured: dict[Problem,
         for choice, us in choices_of:
             form = forms.setdefault(json.dumps(asdict(choice.parameters)), len(forms))
             split = (choice.split_tiles, choice.split_blocks)
-            rows.append([p.m, p.n, p.k, form, *split, choice.copied, round(us, 2), 1])
-    columns = ["m", "n", "k", "form", "split_tiles", "split_blocks", "copied", "us", "run"]
+            rows.append([p.m, p.n, p.k, form, *split, choice.copied, dict(choice.apart), round(us, 2), 1])
+    columns = ["m", "n", "k", "form", "split_tiles", "split_blocks", "copied", "apart", "us", "run"]
     head = json.dumps({"gpu": gpu, "sm_count": sm_count, "cuda": cuda, "date": f"{datetime.date.today()}"})
     body = ",\n".join(map(json.dumps, rows))
     text = f'{{"environment": {head},\n"columns": {json.dumps(columns)},\n"forms": [\n'

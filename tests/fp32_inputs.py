@@ -123,6 +123,12 @@ _CASES: dict[str, list[Case]] = {
         FormCase(132, 68, 148, inputs="wide", tile="128x64x16 8x8", split=(2, 5)),
         FormCase(68, 132, 164, layout="spaced", tile="64x64x32 8x8", split=(6, 9)),
         FormCase(35, 67, 165, alpha=-1.5, beta=0.375, tile="32x64x32 8x8"),
+        # Rows of C that begin anywhere, of tiles and of sums of parts.
+        FormCase(131, 261, 133, alpha=0.75, beta=-1.25, tile="128x128x16 16x8", split=(6, 11)),
+        FormCase(261, 131, 149, tile="128x128x16 8x8", split=(2, 5)),
+        FormCase(131, 69, 149, layout="padded", tile="128x64x16 8x8", split=(2, 5)),
+        FormCase(67, 133, 165, inputs="special", tile="64x64x32 8x8", split=(6, 9)),
+        FormCase(37, 131, 261, inputs="wide", alpha=-1.5, beta=0.375, tile="32x64x32 8x8", split=(2, 7)),
     ],
     "gemv": [
         # A row vector times B, whose outputs are contiguous; A, contiguous along K, times a column vector.

@@ -273,7 +273,8 @@ def test_calls_return_while_the_stream_is_still_busy(form):
 
 def test_device_memory_is_given_back():
     """After 10⁴ calls with new results, workspaces and repacking no more arrays live than after the first ones, and of
-    the library's own pool nothing is in use and no more is kept. What the GPU has free depends on other processes too.
+    the library's own pool no more is in use than before and no more is kept. What the GPU has free depends on other
+    processes too, and what the pool holds before on what other tests keep.
     """
     from numba_gemm.device.context import current_context
     from numba_gemm.device.driver import check as check_driver
@@ -296,10 +297,12 @@ def test_device_memory_is_given_back():
             ng.matmul(deep_a, deep_b)
         cuda.synchronize()
         cuda.current_context().deallocations.clear()
-        assert in_pool(attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 0
+        assert in_pool(attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT) <= used_before
         arrays = len(cuda.current_context().memory_manager.allocations)
         return arrays, in_pool(attribute.CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
 
+    cuda.synchronize()
+    used_before = in_pool(attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
     arrays, reserved = some(200)
     assert reserved > 0
     arrays_later, reserved_later = some(3500)

@@ -41,7 +41,7 @@ SKINNY_COSTS = {
 #: What is left of that rate as an SM has fewer and fewer blocks on it.
 SKINNY_ALONE = 0.5
 #: What is left of both where the wide factor is copied 4 bytes at a time.
-SKINNY_NARROW = 0.85
+SKINNY_NARROW = 0.78
 #: A launch, and the one that adds pieces of tiles.
 SKINNY_LAUNCH, SKINNY_SUM = 2040, 6000
 #: Until a run's first stages are there; a piece of a tile in the second launch, which adds them one by one: cycles.

@@ -94,8 +94,26 @@ def choose_form(problem: Problem, sm_count: int, arch: tuple[int, int]) -> Confi
         waves = blocks / (sm_count * tile["blocks_per_sm"])
         if waves >= FEWEST_WAVES or 0.9 * sm_count <= blocks <= sm_count:
             return config_of(problem, 1, tile)
+    return config_of(problem, parts_for(problem, sm_count), tile)
+
+
+def parts_for(problem: Problem, sm_count: int) -> int:
+    """Parts of K with which the last tile of its kind fills the GPU; see :func:`choose_form`."""
+    role = roles(problem)
+    width = 1 if problem.misaligned(role.matrix, 4) else 4
+    tile = TILES[role.form, width][-1]
+    blocks = -(-role.outputs // outputs_of(role.form, width, tile)) * problem.batch
+    waves = blocks / (sm_count * tile["blocks_per_sm"])
+    if waves >= FEWEST_WAVES or 0.9 * sm_count <= blocks <= sm_count:
+        return 1
     depth = SHALLOWEST_PASSES * pass_of(role.form, width, tile)
-    return config_of(problem, max(1, min(math.ceil(SPLIT_WAVES / waves), problem.k // depth)), tile)
+    return max(1, min(math.ceil(SPLIT_WAVES / waves), problem.k // depth))
+
+
+def in_parts(problem: Problem, parts: int) -> Config:
+    """The config of a product with the last tile of its kind, K in so many parts."""
+    role = roles(problem)
+    return config_of(problem, parts, TILES[role.form, 1 if problem.misaligned(role.matrix, 4) else 4][-1])
 
 
 def config_of(problem: Problem, parts: int, tile: dict[str, int]) -> Config:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from numba_gemm.spec import Config, Geometry, KernelSpec, make_config
 
-THREADS = 256
+THREADS, WARP = 256, 32
 #: Slices of a tile's parts where a tile has more than this many.
 SLICES, MANY_PARTS = 8, 16
 ROUND = 8  # parts that a thread loads at once
@@ -50,7 +50,11 @@ def build(block_m: int, block_n: int, group_m: int, c_width: int, slices: int):
     shared_address, global_address = ptx.shared_address, ptx.global_address
     clear, add_partials = sums.clear(4), sums.add_partials(ROUND)
     send_sums, add_sums = sums.send_sums(4, 0), sums.add_sums(4, 0)
-    store_tile = sums.store_tile(ptx.ThreadTile((0,), (0, 1, 2, 3)), c_width)
+    store_tile = sums.store_tile(ptx.ThreadTile((0,), (0, 1, 2, 3)))
+    # The 128 outputs of a warp are neighbours, of one row or, in narrow tiles, of two or four.
+    by_rows, turns = c_width == 1, range(0, 128, WARP)
+    places = tuple((at // block_n, at % block_n) for at in turns)
+    store_rows = sums.store_rows(ptx.RowTile(4, 4, (0,), tuple(4 * at for at in turns), (places,)))
 
     def split_k_sum(
         workspace, C, M, N, ldc, alpha, beta, stride_c, split_tiles, split_blocks, per_block, stages_in_k
@@ -90,10 +94,21 @@ def build(block_m: int, block_n: int, group_m: int, c_width: int, slices: int):
                         add_sums(uint32(exchange + uint32(thread + uint32(other * lanes)) * uint32(16)), sums)
             if slice_of_parts == uint32(0) and group < uint32(groups):
                 tile_row, tile_column = origin_of_tile(tile, M, N, block_m, block_n, group_m)
+                lane = thread % uint32(WARP)
+                if by_rows:
+                    group = uint32(group - lane)  # the warp's first one
                 row = int64(uint32(tile_row + group // uint32(block_n // 4)))
                 column = int64(uint32(tile_column + group % uint32(block_n // 4) * uint32(4)))
+                if by_rows:
+                    column += int64(lane)
                 address = global_address(C) + int64(4) * (batch * stride_c + row * ldc + column)
-                store_tile(address, int64(4) * ldc, int64(M) - row, int64(N) - column, alpha, beta, sums)
+                rows, columns = int64(M) - row, int64(N) - column
+                if by_rows:
+                    put = uint32(exchange + thread * uint32(16))
+                    get = uint32(exchange + uint32(thread - lane) * uint32(16) + (lane ^ uint32(1)) * uint32(4))
+                    store_rows(put, get, address, int64(4) * ldc, rows, columns, alpha, beta, sums)
+                else:
+                    store_tile(address, int64(4) * ldc, rows, columns, alpha, beta, sums)
 
     return split_k_sum
 

@@ -24,6 +24,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from numba_gemm.errors import KernelConstraintError
+from numba_gemm.fp32.gemv_specs import parts_for
+from numba_gemm.fp32.v8_apart import Apart, set_apart
 from numba_gemm.fp32.v8_parameters import VECTOR, V8Parameters
 from numba_gemm.problem import Problem
 from numba_gemm.spec import Config, make_config
@@ -63,37 +65,42 @@ def _shape(
 
 #: An H200 at 1980 MHz. The first is faster with whole waves of tiles, the second where their number is odd.
 SHAPES = (
-    _shape("128 128 16 64 64 16 8", (1, 3, 4, 2), rates=(106.1, 46.0), words=(0.015, 0.031), stores=(0.21, 1.47)),
-    _shape("128 128 16 64 32 8 8", (1, 3, 1, 2), rates=(106.0, 97.3), words=(0.097, 0.068), stores=(0.22, 1.39)),
-    _shape("128 64 16 64 32 8 8", (2, 4, 2, 1), rates=(88.6, 91.8), words=(0.001, 0.069), stores=(0.25, 1.27)),
-    _shape("64 64 32 64 32 8 8", (4, 3, 2, 2), rates=(97.2, 93.2), words=(0.008, 0.137), stores=(0.17, 0.64)),
-    _shape("32 64 32 32 64 8 8", (8, 4, 1, 2), rates=(93.1, 87.6), words=(0.018, 0.056), stores=(0.53, 0.81)),
-    _shape("32 32 32 32 32 4 8", (4, 3, 1, 4), rates=(83.9, 56.0), words=(0.064, 0.067), stores=(0.08, 0.19)),
+    _shape("128 128 16 64 64 16 8", (1, 3, 4, 2), rates=(111.3, 52.4), words=(0.010, 0.075), stores=(0.273, 0.349)),
+    _shape("128 128 16 64 32 8 8", (1, 3, 1, 2), rates=(107.3, 89.7), words=(0.031, 0.250), stores=(0.169, 0.170)),
+    _shape("128 64 16 64 32 8 8", (2, 4, 2, 1), rates=(92.1, 91.8), words=(0.001, 0.008), stores=(0.091, 0.099)),
+    _shape("64 64 32 64 32 8 8", (4, 3, 2, 2), rates=(96.7, 95.6), words=(0.010, 0.106), stores=(0.044, 0.257)),
+    _shape("32 64 32 32 64 8 8", (8, 4, 1, 2), rates=(91.8, 86.7), words=(0.007, 0.045), stores=(0.207, 0.334)),
+    _shape("32 32 32 32 32 4 8", (4, 3, 1, 4), rates=(78.0, 52.3), words=(0.051, 0.024), stores=(0.012, 0.135)),
 )
 
 #: A launch, one behind it that adds up parts, one before it that copies factors, the wait for a round's first stages.
-LAUNCH, SUM_LAUNCH, COPY_LAUNCH, FILL = 2866, 3378, 3124, 761
+LAUNCH, SUM_LAUNCH, COPY_LAUNCH, FILL = 1567, 3152, 3727, 1837
 #: Bytes an SM and cycle: of device memory, of parts that are written and added up, of copies of a factor.
-DRAM_BYTES, PART_BYTES, COPY_BYTES = 16.0, 24.2, 17.1
+DRAM_BYTES, PART_BYTES, COPY_BYTES = 16.0, 16.9, 14.5
+#: Bytes of C an SM and cycle.
+WRITTEN_BYTES = 8.122
 #: Cycles by output and slice of k that is added to another; by slice beyond the first; by word that is copied
 #: before the first step of k; by part of a tile that the second launch adds to the others; by tile.
-EXCHANGE, MEETING, FIRST_WORD, PIECE, START = 0.103, 36, 0.013, 10.4, 124
+EXCHANGE, MEETING, FIRST_WORD, PIECE, START = 0.141, 3, 0.1223, 1.9, 15
 #: Where C is narrower than a tile, several copies of a tile have one source. Words of a row of B (or a column of A)
 #: wait for one another in the SM: so many cycles by k and by copy beyond the first. Copies of 16 bytes of all tiles do
 #: so at the few lines of the L2 that such a factor has: cycles of the GPU by k and by 4 copies beyond the first, of a
 #: tile's first stages, which all tiles want at once, and of the others.
-SAME_WORD, SAME_LINE_FIRST, SAME_LINE = 0.79, 1.02, 0.018
+SAME_WORD, SAME_LINE_FIRST, SAME_LINE = 0.628, 1.142, 0.005
 #: Stores of tiles before an SM's last ones are hidden by so much of the time that they take; but this part isn't.
-HIDDEN, EXPOSED = 0.102, 0.620
+HIDDEN, EXPOSED = 0.102, 0.934
 #: The 4-byte stores of an SM's last tiles come together, and take no fewer cycles by output than this, in any form.
-LAST_SCATTER = 0.555
+LAST_SCATTER = 0.116
 #: So much of a second tile's fill, exchange and stores a share costs that ends in one tile and begins in the next.
-BOTH = 1.049
+BOTH = 0.715
 #: Shares that fill the GPU end together, and the tiles that follow are put on half of the SMs, two on each: so much
 #: more a last, odd tile costs, divided by the square of the number of tiles that had time to even it out.
-PAIRED = 0.109
+PAIRED = 0.487
 #: The part of a tile by which SMs end apart where each has one share beside whole tiles.
-UNEVEN = 0.29
+UNEVEN = 0.639
+#: What a row or column apart costs beside reading its matrix: launches, and a vector that lies across rows. Products
+#: of fewer terms have none.
+APART, FEWEST_TERMS_APART = 26_000, 2**31
 #: A block's share of split tiles is no fewer stages than this.
 SHALLOWEST_SHARE = 4
 #: A factor that could be read as it lies is copied only if it is no larger than this: bytes of workspace.
@@ -102,19 +109,24 @@ LARGEST_COPY = 2**30
 
 @dataclass(frozen=True)
 class Choice:
-    """A form, the tiles whose k is shared, the blocks that share it, and the factors that are copied first."""
+    """A form, the tiles whose k is shared, the blocks that share it, and the factors that are copied first.
+
+    ``apart`` has "row" or "column" with the parts of K that gemv takes for it, where the last one of C is left to gemv.
+    """
 
     parameters: V8Parameters
     split_tiles: int = 0
     split_blocks: int = 0
     copied: str = ""
     cycles: float = 0.0
+    apart: tuple[tuple[str, int], ...] = ()
 
     @property
     def config(self) -> Config:
         """The config of the kernel ``v8``."""
         launch: dict[str, int | str] = {"split_tiles": self.split_tiles, "split_blocks": self.split_blocks}
-        return make_config(**dict(self.parameters.config), **launch, copied=self.copied)
+        apart = {f"{name}_apart": parts for name, parts in self.apart}
+        return make_config(**dict(self.parameters.config), **launch, copied=self.copied, **apart)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -133,11 +145,13 @@ def choose_form(problem: Problem, sm_count: int, arch: tuple[int, int]) -> Choic
 def choose_in_one_run(problem: Problem, sm_count: int, arch: tuple[int, int]) -> tuple[Choice, float] | None:
     """The cheapest choice of those that add an element's terms in one run, and how many times the cheapest's cost.
 
-    They differ in nothing that rounding depends on: neither blocks nor slices of a stage share K. Nor do they copy
-    factors first, which would be done again for every block of a product. None if no such form fits on the GPU.
+    They differ in nothing that rounding depends on: neither blocks nor slices of a stage share K, and gemv has no part
+    in it. Nor do they copy factors first, which would be done again for every block of a product. None if no such form
+    fits on the GPU.
     """
     found = choices(problem, sm_count, arch)
-    in_one_run = [one for one in found if not one.split_blocks and one.parameters.k_slices == 1 and not one.copied]
+    alone = [one for one in found if not (one.split_blocks or one.copied or one.apart)]
+    in_one_run = [one for one in alone if one.parameters.k_slices == 1]
     if not in_one_run:
         return None
     best = min(in_one_run, key=lambda choice: choice.cycles)
@@ -147,15 +161,31 @@ def choose_in_one_run(problem: Problem, sm_count: int, arch: tuple[int, int]) ->
 def choices(problem: Problem, sm_count: int, arch: tuple[int, int]) -> list[Choice]:
     """Every choice that the model compares, with its cost."""
     found = []
-    for shape, copied in itertools.product(SHAPES, _copies(problem)):
-        parameters = parameters_for(shape, problem, copied, arch)
-        if parameters is None:
+    for shape, (row, column) in itertools.product(SHAPES, itertools.product((False, True), repeat=2)):
+        if (row and not _worth_apart(problem, problem.m, shape.parameters["block_m"])) or (
+            column and not _worth_apart(problem, problem.n, shape.parameters["block_n"])
+        ):
             continue
-        tile = _Tile(shape, parameters, problem)
-        for tiles, blocks in _splits(parameters, problem, sm_count, shape.parameters["blocks_per_sm"]):
-            cycles = _cycles(tile, problem, sm_count, tiles, blocks, copied)
-            found.append(Choice(parameters, tiles, blocks, copied, cycles))
+        vectors, rest = set_apart(problem, row=row, column=column)
+        apart = tuple((one.name, parts_for(one.problem, sm_count)) for one in vectors)
+        for copied in _copies(rest):
+            parameters = parameters_for(shape, rest, copied, arch)
+            if parameters is None:
+                continue
+            tile = _Tile(shape, parameters, rest)
+            for tiles, blocks in _splits(parameters, rest, sm_count, shape.parameters["blocks_per_sm"]):
+                cycles = _cycles(tile, rest, sm_count, tiles, blocks, copied) + _apart_cycles(vectors, sm_count)
+                found.append(Choice(parameters, tiles, blocks, copied, cycles, apart))
     return found
+
+
+def _worth_apart(problem: Problem, extent: int, block: int) -> bool:
+    """Whether a row or column of C may be left to gemv: it would begin tiles of its own, of a large product."""
+    return extent > block and extent % block == 1 and problem.m * problem.n * problem.k >= FEWEST_TERMS_APART
+
+
+def _apart_cycles(vectors: list[Apart], sm_count: int) -> float:
+    return sum(APART + one.problem.bytes_moved / (DRAM_BYTES * sm_count) for one in vectors)
 
 
 def parameters_for(
@@ -235,7 +265,8 @@ class _Tile:
     def __init__(self, shape: Shape, p: V8Parameters, problem: Problem) -> None:
         self.shape, self.most, self.output = shape, shape.parameters["blocks_per_sm"], p.block_m * p.block_n
         self.tiles, self.stages, self.depth = p.tiles(problem.m, problem.n), p.stages_in(problem.k), p.block_k
-        self.bytes = problem.bytes_moved
+        written = 4 * problem.batch * problem.m * problem.n
+        self.floor = (problem.bytes_moved - written) / DRAM_BYTES + written / WRITTEN_BYTES
         self.words = self.same = first = lines = 0.0
         for name, extent, size, width, layout in (
             ("a", p.block_m, problem.m, p.a_width, p.a_layout),
@@ -284,9 +315,11 @@ class _Tile:
 
 def cost(shape: Shape, problem: Problem, sm_count: int, choice: Choice) -> Choice:
     """The choice with the cycles that it takes by the model."""
-    tile = _Tile(shape, choice.parameters, problem)
-    cycles = _cycles(tile, problem, sm_count, choice.split_tiles, choice.split_blocks, choice.copied)
-    return replace(choice, cycles=cycles)
+    apart = dict(choice.apart)
+    vectors, rest = set_apart(problem, row="row" in apart, column="column" in apart)
+    tile = _Tile(shape, choice.parameters, rest)
+    cycles = _cycles(tile, rest, sm_count, choice.split_tiles, choice.split_blocks, choice.copied)
+    return replace(choice, cycles=cycles + _apart_cycles(vectors, sm_count))
 
 
 def _cycles(tile: _Tile, problem: Problem, sm_count: int, split_tiles: int, split_blocks: int, copied: str) -> float:
@@ -313,7 +346,7 @@ def _cycles(tile: _Tile, problem: Problem, sm_count: int, split_tiles: int, spli
         cycles += SUM_LAUNCH + 2 * parts / (PART_BYTES * sm_count) + PIECE * split_blocks / split_tiles
     else:
         cycles = tile.rounds(whole, k)
-    cycles = max(cycles, tile.bytes / (DRAM_BYTES * sm_count))
+    cycles = max(cycles, tile.floor / sm_count)
     if copied:
         elements = sum(count for name, count in _elements(problem) if name in copied)
         cycles += COPY_LAUNCH + 8 * elements / (COPY_BYTES * sm_count)

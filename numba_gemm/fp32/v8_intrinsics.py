@@ -30,7 +30,7 @@ from numba_gemm.compile.numba_source import intrinsic, ir, types
 
 FLOAT = ir.FloatType()
 INT32 = ir.IntType(32)
-_INT64 = ir.IntType(64)
+INT64 = ir.IntType(64)
 FLOAT4 = ir.LiteralStructType([FLOAT] * 4)
 _VOID = ir.VoidType()
 UINT32_TYPE = types.uint32
@@ -54,12 +54,30 @@ class ThreadTile(NamedTuple):
                 yield i, i * len(self.columns) + j, self.columns[j]
 
 
+class RowTile(NamedTuple):
+    """How a warp's outputs pass through shared memory, to be stored row by row.
+
+    Attributes
+    ----------
+    sums, together : accumulators of a thread, and how many of them pass at a time.
+    put : bytes from the thread's first place to that of each four of them.
+    get : bytes from the first place where it reads to that of each output that it then stores.
+    places : (row, column) of these outputs, each time, from the warp's first row in column ``lane``.
+    """
+
+    sums: int
+    together: int
+    put: tuple[int, ...]
+    get: tuple[int, ...]
+    places: tuple[tuple[tuple[int, int], ...], ...]
+
+
 def i32(value: int) -> Any:
     return ir.Constant(INT32, value)
 
 
 def i64(value: int) -> Any:
-    return ir.Constant(_INT64, value)
+    return ir.Constant(INT64, value)
 
 
 def assembly(builder: Any, text: str, constraints: str, args: list[Any], result: Any = _VOID) -> Any:
@@ -111,9 +129,19 @@ def global_address(typingctx: Any, pointer: Any) -> Any:
     signature = INT64_TYPE(pointer)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.ptrtoint(args[0], _INT64)
+        return builder.ptrtoint(args[0], INT64)
 
     return signature, codegen
+
+
+@intrinsic
+def thread_again(typingctx: Any) -> Any:
+    """The thread's number in its block, read here: nothing that follows from it is kept in registers before."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return assembly(builder, "mov.u32 $0, %tid.x;", "=r", [], INT32)
+
+    return UINT32_TYPE(), codegen
 
 
 # --- copies of a tile
@@ -374,9 +402,11 @@ __all__ = [
     "FLOAT4",
     "FLOAT_TYPE",
     "INT32",
+    "INT64",
     "INT64_TYPE",
     "UINT32_TYPE",
     "LocalArray",
+    "RowTile",
     "Steps",
     "ThreadTile",
     "assembly",
@@ -394,5 +424,6 @@ __all__ = [
     "serpentine",
     "shared_address",
     "shared_load",
+    "thread_again",
     "wait_copies",
 ]

@@ -26,6 +26,20 @@ def origin_of_tile(tile, M, N, block_m, block_n, group_m):
     return tile_row, tile_column
 
 
+def row_tile(p):
+    """How a warp's outputs pass through shared memory: one row of each thread's at a time, four rows apart in C."""
+    rows, columns = range(p.lanes_m), range(0, p.warp_n, WARP)
+    return ptx.RowTile(
+        sums=p.thread_m * p.thread_n,
+        together=p.thread_n,
+        put=tuple(4 * column for column in p.columns_of_thread[::VECTOR]),
+        get=tuple(4 * (row * p.passing_row + column) for row in rows for column in columns),
+        places=tuple(
+            tuple((first + VECTOR * row, column) for row in rows for column in columns) for first in p.rows_of_thread
+        ),
+    )
+
+
 def build(**config):
     """The kernel of one form."""
     p = V8Parameters.of(make_config(**config))
@@ -67,7 +81,18 @@ def build(**config):
     load_b = ptx.load_fragment(TN // VECTOR, 4 * VECTOR * p.lanes_n)
     clear, multiply = sums.clear(TM * TN), ptx.outer_product(TM, TN)
     send_sums, add_sums = sums.send_sums(TM * TN, 16 * SLICE_THREADS), sums.add_sums(TM * TN, 16 * SLICE_THREADS)
-    store_partial, store_tile = sums.store_partial(thread_tile, BN), sums.store_tile(thread_tile, p.c_width)
+    store_partial, store_tile = sums.store_partial(thread_tile, BN), sums.store_tile(thread_tile)
+    BY_ROWS, PASSING_ROW, PASSING = p.c_width == 1, 4 * p.passing_row, 4 * p.passing_words
+    store_rows = sums.store_rows(row_tile(p))
+
+    @device_function
+    def place_of_thread(thread):
+        lane = thread % uint32(WARP)
+        warp = thread % uint32(SLICE_THREADS) // uint32(WARP)
+        slice_of_k = thread // uint32(SLICE_THREADS)
+        lane_m = (lane >> uint32(1)) % uint32(LANES_M)
+        lane_n = lane % uint32(2) + lane // uint32(2 * LANES_M) * uint32(2)
+        return lane, warp, slice_of_k, lane_m, lane_n
 
     def sgemm_pipelined(
         A, B, C, M, N, K, lda, ldb, ldc, alpha, beta, stride_a, stride_b, stride_c,
@@ -90,11 +115,7 @@ def build(**config):
 
         # The part of the tile that this thread owns. Lanes lie so that lane and lane ^ 1 read the same rows, lane and
         # lane ^ 2 the same columns: then two quarters of a warp share each pass over shared memory.
-        lane = thread % uint32(WARP)
-        warp = thread % uint32(SLICE_THREADS) // uint32(WARP)
-        slice_of_k = thread // uint32(SLICE_THREADS)
-        lane_m = (lane >> uint32(1)) % uint32(LANES_M)
-        lane_n = lane % uint32(2) + lane // uint32(2 * LANES_M) * uint32(2)
+        lane, warp, slice_of_k, lane_m, lane_n = place_of_thread(thread)
         first_row = uint32(warp // uint32(WARPS_N) * uint32(WM) + lane_m * uint32(VECTOR))
         first_column = uint32(warp % uint32(WARPS_N) * uint32(WN) + lane_n * uint32(VECTOR))
         a_read = uint32(shared + slice_of_k * uint32(STEPS * A_ROW) + first_row * uint32(4))
@@ -246,12 +267,26 @@ def build(**config):
                 if slice_of_k < half:
                     add_sums(uint32(place + slice_of_k * uint32(BM * BN * 4)), accumulator)
 
+            if BY_ROWS:
+                cuda.syncthreads()  # the ring has been read, or what slices of k exchanged
+                lane, warp, slice_of_k, lane_m, lane_n = place_of_thread(ptx.thread_again())
+                first_row = uint32(warp // uint32(WARPS_N) * uint32(WM) + lane_m * uint32(VECTOR))
+                first_column = uint32(warp % uint32(WARPS_N) * uint32(WN) + lane_n * uint32(VECTOR))
             if SLICES == 1 or slice_of_k == uint32(0):
                 if stages < stages_in_k:
                     # A part of this tile's k: the sums go to the workspace, tile by tile.
                     slot = batch * int64(uint32(split_blocks + split_tiles)) + int64(uint32(block + tile))
                     offset = slot * int64(BM * BN) + int64(uint32(first_row * uint32(BN) + first_column))
                     store_partial(global_address(workspace) + int64(4) * offset, accumulator)
+                elif BY_ROWS:
+                    passing = uint32(shared + warp * uint32(PASSING))
+                    put = uint32(passing + lane_m * uint32(PASSING_ROW) + lane_n * uint32(4 * VECTOR))
+                    get = uint32(passing + (lane ^ uint32(1)) * uint32(4))  # neighbours have changed places in pairs
+                    row = int64(uint32(tile_row + warp // uint32(WARPS_N) * uint32(WM)))
+                    column = int64(uint32(tile_column + warp % uint32(WARPS_N) * uint32(WN) + lane))
+                    address = global_address(C) + int64(4) * (batch * stride_c + row * ldc + column)
+                    rows, columns = int64(M) - row, int64(N) - column
+                    store_rows(put, get, address, int64(4) * ldc, rows, columns, alpha, beta, accumulator)
                 else:
                     row, column = int64(uint32(tile_row + first_row)), int64(uint32(tile_column + first_column))
                     address = global_address(C) + int64(4) * (batch * stride_c + row * ldc + column)

@@ -196,6 +196,18 @@ class V8Parameters:
         """Columns of a thread's outputs, from its first one."""
         return tuple(j // VECTOR * VECTOR * self.lanes_n + j % VECTOR for j in range(self.thread_n))
 
+    # --- outputs that pass through shared memory to be stored by rows, see v8_sums.store_rows
+
+    @property
+    def passing_row(self) -> int:
+        """Words from a row of them to the next: eight lanes' accesses of 16 bytes then are to all banks."""
+        return self.warp_n + 2 * VECTOR
+
+    @property
+    def passing_words(self) -> int:
+        """Words of a warp's rows of them."""
+        return self.lanes_m * self.passing_row
+
     @property
     def slice_threads(self) -> int:
         """Threads that together have accumulators for the whole tile."""
@@ -239,9 +251,11 @@ class V8Parameters:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: the ring, in which the slices of k also add up their sums."""
+        """Dynamic shared memory of a block: the ring, in which the slices of k also add up their sums, and through
+        which outputs pass."""
         exchange = self.k_slices // 2 * self.block_m * self.block_n
-        return 4 * max(self.stages * self.stage_words, exchange)
+        passing = self.slice_threads // WARP * self.passing_words if self.c_width == 1 else 0
+        return 4 * max(self.stages * self.stage_words, exchange, passing)
 
     def fits(self, arch: tuple[int, int]) -> bool:
         """Whether a GPU of this compute capability has the shared memory for a block."""

@@ -9,6 +9,7 @@ Each k      6 LDS.128, 128 FMAs: 0.1875 values an FMA; two wavefronts each, sinc
 Each stage  one barrier; 4 16-byte copies of each operand for 2048 FMAs a thread.
 Split K     the k of some tiles is shared evenly by some blocks: of all tiles where they are few, or of the last wave's.
             Parts go to a workspace, and split_k_sum.py adds them up in order.
+Apart       a last row or column of C that would begin a tile of its own is left to gemv, behind the product.
 Edges       rows and columns past C are copied from its first ones and never stored. The stages end with K, so only the
             first stage of a tile can be short, and is filled up with zeros: the main loop has no test.
 Bound by    the register file. It has two banks, one read a cycle each, and an FMA reads three registers unless a factor
@@ -37,10 +38,12 @@ import dataclasses
 from typing import Any
 
 from numba_gemm.abi import PARAMETERS
-from numba_gemm.fp32 import repack, split_k_sum
+from numba_gemm.fp32 import gemv_specs, repack, split_k_sum
+from numba_gemm.fp32.gemv_specs import GEMV
+from numba_gemm.fp32.v8_apart import Apart, set_apart
 from numba_gemm.fp32.v8_choose import SHAPES, choices, choose_form, parameters_for
 from numba_gemm.fp32.v8_parameters import VECTOR, V8Parameters
-from numba_gemm.problem import ITEMSIZE, Problem
+from numba_gemm.problem import ALIGNMENT, ITEMSIZE, Problem
 from numba_gemm.spec import (
     MAX_GRID_Z,
     Addresses,
@@ -56,7 +59,7 @@ from numba_gemm.spec import (
 #: that a tile takes of a row lie in two lines.
 LINE = 32
 #: What of a config concerns only the launch.
-LAUNCH_KEYS = ("split_tiles", "split_blocks", "copied")
+LAUNCH_KEYS = ("split_tiles", "split_blocks", "copied", "row_apart", "column_apart")
 #: Candidates that are worth timing are within this factor of the cheapest, by the model; and no more than so many.
 WORTH_TIMING, MOST_CANDIDATES = 1.3, 12
 
@@ -87,7 +90,49 @@ def candidates(problem: Problem, sm_count: int, arch: tuple[int, int]) -> list[C
     return [choice.config for choice in found if choice.cycles <= WORTH_TIMING * found[0].cycles][:MOST_CANDIDATES]
 
 
+def refuses_form(problem: Problem, config: Config) -> str | None:
+    """Why a form can't take a product that it wasn't chosen for, in words, or None."""
+    launch, parameters = dict(config), V8Parameters.of(config)
+    for name, extent in (("row", problem.m), ("column", problem.n)):
+        if launch.get(f"{name}_apart") and extent == 1:
+            return f"C has no {name} beside the last one, which is apart"
+    _, rest = set_apart(problem, row=bool(launch.get("row_apart")), column=bool(launch.get("column_apart")))
+    for name in "ab":
+        if name not in str(launch.get("copied", "")):
+            layout, width = (getattr(parameters, f"{name}_{what}") for what in ("layout", "width"))
+            if layout != getattr(rest, f"{name}_layout"):
+                return f"{name.upper()} is not {layout}-major"
+            if width > 1 and (reason := rest.misaligned(name.upper(), width)):
+                return reason
+    return rest.misaligned("C", VECTOR) if parameters.c_width > 1 else None
+
+
 def plan(spec: KernelSpec, problem: Problem, config: Config) -> LaunchPlan:
+    """The product, and behind it the row and the column of C that the config sets apart."""
+    launch = dict(config)
+    vectors, rest = set_apart(problem, row=bool(launch.get("row_apart")), column=bool(launch.get("column_apart")))
+    whole = _plan_tiles(spec, rest, config)
+    launches, workspace_bytes = list(whole.launches), whole.workspace_bytes
+    for vector in vectors:
+        parts = int(launch[f"{vector.name}_apart"])
+        added = GEMV.plan(vector.problem, gemv_specs.in_parts(vector.problem, parts))
+        begin = -(-workspace_bytes // ALIGNMENT) * ALIGNMENT
+        launches += [_moved(one, vector, begin) for one in added.launches]
+        workspace_bytes = begin + added.workspace_bytes
+    return dataclasses.replace(whole, launches=tuple(launches), workspace_bytes=workspace_bytes)
+
+
+def _moved(launch: KernelLaunch, vector: Apart, workspace: int) -> KernelLaunch:
+    """A launch of a vector's product as one of the whole product: from its addresses, and behind its workspace."""
+
+    def values(at: Addresses) -> tuple[Any, ...]:
+        a, b, c = at.a + vector.a_bytes, at.b + vector.b_bytes, at.c + vector.c_bytes
+        return launch.values(at._replace(a=a, b=b, c=c, workspace=at.workspace + workspace))
+
+    return dataclasses.replace(launch, values=values)
+
+
+def _plan_tiles(spec: KernelSpec, problem: Problem, config: Config) -> LaunchPlan:
     """Copies of misaligned factors if the config asks for them, the product, and the sum of parts if K is split."""
     launch = dict(config)
     workspace = repack.Workspace()
@@ -206,5 +251,6 @@ SPEC = KernelSpec(
     geometry_of=geometry,
     select=select,
     plan_of=plan,
+    refuses_form=refuses_form,
     candidates=candidates,
 )

@@ -4,7 +4,8 @@
 ``clear(COUNT)``                                 accumulators of zero
 ``send_sums``, ``add_sums`` ``(COUNT, …)``       a thread's accumulators to shared memory, and from there
 ``store_partial(TILE)``                          a thread's accumulators to a workspace
-``store_tile(TILE, WIDTH)``                      ``C = alpha · accumulator + beta · C``, inside C's edges
+``store_tile(TILE)``                             ``C = alpha · accumulator + beta · C``, inside C's edges, 16 bytes each
+``store_rows(TILE)``                             the same 4 bytes at a time, row by row
 ``add_partials(COUNT)``                          adds parts from a workspace to accumulators
 ===============================================  =====================================================================
 """
@@ -21,9 +22,11 @@ from numba_gemm.fp32.v8_intrinsics import (
     FLOAT4,
     FLOAT_TYPE,
     INT32,
+    INT64,
     INT64_TYPE,
     UINT32_TYPE,
     LocalArray,
+    RowTile,
     ThreadTile,
     assembly,
     i32,
@@ -139,12 +142,12 @@ def add_partials(count: int) -> Any:
     return add
 
 
-def store_tile(tile: ThreadTile, width: int) -> Any:
+def store_tile(tile: ThreadTile) -> Any:
     """An intrinsic ``(address, row_bytes, rows, columns, alpha, beta, accumulator)``: C = alpha · sums + beta · C.
 
     ``address`` (int64) is that of the thread's first element, ``row_bytes`` (int64) leads from a row of C to the next,
     ``rows`` and ``columns`` (int64) say how many of C lie from there on: what is past them isn't touched. Accesses are
-    of ``width`` floats. The product is rounded, then the FMA with beta; beta = 0 never reads C.
+    of 16 bytes. The product is rounded, then the FMA with beta; beta = 0 never reads C.
     """
 
     @intrinsic
@@ -157,40 +160,100 @@ def store_tile(tile: ThreadTile, width: int) -> Any:
             address, row_bytes, rows, columns, alpha, beta, array = args
             sums = LocalArray(context, builder, signature.args[6], array)
 
-            def store_all(finish: Callable[[Any, list[Any]], list[Any]]) -> None:
+            def store_all(finish: Finish) -> None:
                 for i, offset in enumerate(tile.rows):
                     row = builder.add(address, builder.mul(row_bytes, i64(offset)))
                     with builder.if_then(builder.icmp_signed(">", rows, i64(offset))):
-                        for j in range(0, len(tile.columns), width):
+                        for j in range(0, len(tile.columns), 4):
                             first, column = i * len(tile.columns) + j, tile.columns[j]
                             with builder.if_then(builder.icmp_signed(">", columns, i64(column))):
                                 place = builder.add(row, i64(4 * column))
-                                values = finish(place, [builder.fmul(alpha, sums[first + x]) for x in range(width)])
-                                if width == 4:
-                                    text = "st.global.v4.f32 [$0], {$1, $2, $3, $4};"
-                                    assembly(builder, text, "l,f,f,f,f", [place, *values])
-                                else:
-                                    assembly(builder, "st.global.f32 [$0], $1;", "l,f", [place, *values])
+                                values = finish(place, [builder.fmul(alpha, sums[first + x]) for x in range(4)])
+                                text = "st.global.v4.f32 [$0], {$1, $2, $3, $4};"
+                                assembly(builder, text, "l,f,f,f,f", [place, *values])
 
-            def add_old(place: Any, scaled: list[Any]) -> list[Any]:
-                if width == 4:
-                    text = "ld.global.v4.f32 {$0, $1, $2, $3}, [$4];"
-                    four = assembly(builder, text, "=f,=f,=f,=f,l", [place], FLOAT4)
-                    old = [builder.extract_value(four, x) for x in range(4)]
-                else:
-                    old = [assembly(builder, "ld.global.f32 $0, [$1];", "=f,l", [place], FLOAT)]
-                return [builder.fma(beta, was, value) for was, value in zip(old, scaled, strict=True)]
-
-            with builder.if_else(builder.fcmp_unordered("!=", beta, ir.Constant(FLOAT, 0.0))) as (adds, overwrites):
-                with adds:
-                    store_all(add_old)
-                with overwrites:
-                    store_all(lambda _, scaled: scaled)
+            _with_and_without_beta(builder, beta, store_all)
             return context.get_dummy_value()
 
         return signature, codegen
 
     return store
+
+
+def store_rows(tile: RowTile) -> Any:
+    """An intrinsic ``(put, get, address, row_bytes, rows, columns, alpha, beta, accumulator)``: as :func:`store_tile`,
+    4 bytes at a time, for a C whose rows begin anywhere.
+
+    A thread has four neighbours of a row, so that the lanes of a store would be 16 bytes apart, each 32 bytes of C be
+    written in four turns. Here a warp passes its outputs through shared memory, some rows of it at a time, and a
+    store's 32 lanes are neighbours. ``put`` and ``get`` (uint32) are where this thread's first outputs go and where it
+    reads from, in shared memory that is the warp's own; ``address``, ``rows`` and ``columns`` are those of the warp's
+    first row in column ``lane``. All lanes of the warp take part.
+    """
+
+    @intrinsic
+    def store(
+        typingctx: Any, put: Any, get: Any, address: Any, row_bytes: Any, rows: Any, columns: Any, alpha: Any,
+        beta: Any, accumulator: Any,
+    ) -> Any:  # fmt: skip
+        shared, numbers = [UINT32_TYPE] * 2, [INT64_TYPE] * 4
+        signature = types.void(*shared, *numbers, FLOAT_TYPE, FLOAT_TYPE, accumulator)
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            put, get, address, row_bytes, rows, columns, alpha, beta, array = args
+            # Its multiples aren't to be kept in registers from before the main loop on.
+            row_bytes = assembly(builder, "mov.b64 $0, $1;", "=l,l", [row_bytes], INT64)
+            sums = LocalArray(context, builder, signature.args[8], array)
+
+            def store_all(finish: Finish) -> None:
+                for first, places in zip(range(0, tile.sums, tile.together), tile.places, strict=True):
+                    assembly(builder, "bar.warp.sync -1;", "", [])  # what was there has been read
+                    for group, offset in enumerate(tile.put):
+                        scaled = [builder.fmul(alpha, sums[first + 4 * group + c]) for c in SWAPPED]
+                        text = f"st.shared.v4.f32 [$0+{offset}], {{$1, $2, $3, $4}};"
+                        assembly(builder, text, "r,f,f,f,f", [put, *scaled])
+                    assembly(builder, "bar.warp.sync -1;", "", [])
+                    texts = [f"ld.shared.f32 $0, [$1+{offset}];" for offset in tile.get]
+                    values = [assembly(builder, text, "=f,r", [get], FLOAT) for text in texts]
+                    for value, (row, column) in zip(values, places, strict=True):
+                        inside = (
+                            builder.icmp_signed(">", rows, i64(row)),
+                            builder.icmp_signed(">", columns, i64(column)),
+                        )
+                        with builder.if_then(builder.and_(*inside)):
+                            line = builder.add(address, builder.mul(row_bytes, i64(row)))
+                            place = builder.add(line, i64(4 * column))
+                            assembly(builder, "st.global.f32 [$0], $1;", "l,f", [place, *finish(place, [value])])
+
+            _with_and_without_beta(builder, beta, store_all)
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    return store
+
+
+#: From the place of an access and the scaled products what is to be stored there.
+Finish = Callable[[Any, list[Any]], list[Any]]
+
+
+def _with_and_without_beta(builder: Any, beta: Any, store_all: Callable[[Finish], None]) -> None:
+    """``store_all`` twice: where ``beta`` isn't 0 its share of what C holds is added."""
+
+    def add_old(place: Any, scaled: list[Any]) -> list[Any]:
+        if len(scaled) == 4:
+            text = "ld.global.v4.f32 {$0, $1, $2, $3}, [$4];"
+            four = assembly(builder, text, "=f,=f,=f,=f,l", [place], FLOAT4)
+            old = [builder.extract_value(four, x) for x in range(4)]
+        else:
+            old = [assembly(builder, "ld.global.f32 $0, [$1];", "=f,l", [place], FLOAT)]
+        return [builder.fma(beta, was, value) for was, value in zip(old, scaled, strict=True)]
+
+    with builder.if_else(builder.fcmp_unordered("!=", beta, ir.Constant(FLOAT, 0.0))) as (adds, overwrites):
+        with adds:
+            store_all(add_old)
+        with overwrites:
+            store_all(lambda _, scaled: scaled)
 
 
 __all__ = [
@@ -200,5 +263,6 @@ __all__ = [
     "clear",
     "send_sums",
     "store_partial",
+    "store_rows",
     "store_tile",
 ]

@@ -112,7 +112,7 @@ def test_v8_s_cases_cover_its_tiles_copies_and_splits():
     named = [isinstance(case, FormCase) for case in every]
     shipped = {tile_of(shape) for shape in SHAPES}
     assert tiles(form for form, by_name in zip(forms, named, strict=True) if by_name) == shipped - {"32x32x32 4x8"}
-    assert tiles(form for form, by_name in zip(forms, named, strict=True) if not by_name) == shipped
+    assert len(tiles(form for form, by_name in zip(forms, named, strict=True) if not by_name)) >= 4
     assert {form["copied"] for form in forms} == {"", "a", "ab"}
     for name in ("a", "b"):
         ways = {(form[f"{name}_layout"], form[f"{name}_width"]) for form in forms}
@@ -121,6 +121,7 @@ def test_v8_s_cases_cover_its_tiles_copies_and_splits():
     # All tiles split, or the last ones, and shares that end in one tile and begin in the next.
     split = [form for form in forms if form["split_blocks"]]
     assert len(tiles(split)) >= 4
+    assert len(tiles(form for form in split if form["c_width"] == 1)) >= 5  # parts whose sums are stored by rows
     assert any(form["split_blocks"] % form["split_tiles"] for form in split)
     whole = [
         form["split_tiles"] == -(-problem.m // form["block_m"]) * -(-problem.n // form["block_n"])

@@ -35,8 +35,7 @@ def tile(parameters):
 def measured():
     """Problem → (shape that the model knows or None, choice, µs) of each form that was timed; the suites' problems.
 
-    Left out is what has become faster since the first run: copies of a factor that took two launches, and tiles past
-    the edge of B that read its last column, element by element, over and over.
+    Left out is what has become faster since the first run: copies of a factor that took two launches.
     """
     known = {tile(shape.parameters): shape for shape in SHAPES}
     found, suites = defaultdict(list), set()
@@ -45,8 +44,6 @@ def measured():
         shape, problem = known.get(tile(parameters)), Problem.packed(m, n, k)
         suites |= {problem} if run < 2 else set()
         if run == 0 and any(extent % 4 for name, extent in (("a", m), ("b", n)) if name in copied):
-            continue
-        if run == 0 and parameters["b_width"] == 1 and -n % parameters["block_n"] >= 32:
             continue
         choice = Choice(V8Parameters(**parameters), tiles, blocks, copied)
         if shape is not None and parameters["stages"] != shape.parameters["stages"]:
@@ -83,7 +80,6 @@ def test_the_model_picks_what_was_measured_to_be_fast(problem):
 
 
 def test_the_model_picks_what_was_measured_to_be_fast_on_random_shapes():
-    """Of the forms that copy no factor first."""
     regrets = sorted(map(regret, DRAWN))
     assert len(regrets) > 150
     assert sum(one <= 1.05 for one in regrets) >= 0.97 * len(regrets)
@@ -94,16 +90,16 @@ def test_the_model_picks_what_was_measured_to_be_fast_on_random_shapes():
 def test_the_model_knows_the_times():
     for problems, median, most in ((SUITES, 0.03, 0.15), (DRAWN, 0.08, 0.3)):
         found = errors(problems)
-        assert len(found) > 100
+        assert len(found) > 60
         assert statistics.median(found) < median
         assert statistics.quantiles(found, n=10)[-1] < most
 
 
 def test_the_shapes_that_were_measured_are_those_of_the_suites_and_random_ones():
     assert RECORD["environment"]["gpu"] == "NVIDIA H200"
-    assert {(4096, 4096, 4096), (1000, 1001, 1002), (128, 128, 65536)} <= {(p.m, p.n, p.k) for p in SUITES}
-    assert len(SUITES) > 15
-    assert (290, 302, 4648) in {(p.m, p.n, p.k) for p in DRAWN}
+    assert {(4096, 4096, 4096), (1024, 1024, 1024), (128, 128, 65536)} <= {(p.m, p.n, p.k) for p in SUITES}
+    assert len(SUITES) > 13
+    assert (1664, 1860, 219) in {(p.m, p.n, p.k) for p in DRAWN}
 
 
 # --- every shape

@@ -60,6 +60,7 @@ def run(
     misaligned="",
     shared="",
     b_stored="",
+    vectors=(),
 ):
     """One product by one form, held against float64. ``misaligned`` matrices begin on an odd word, with odd strides;
     the factors in ``shared`` are the same for the whole batch; B lies as ``b_stored`` says if it is copied. Returns the
@@ -95,7 +96,7 @@ def run(
         0 if "a" in shared or batch == 1 else apart["a"], 0 if "b" in shared or batch == 1 else apart["b"],
         apart["c"] if batch > 1 else 0,
     )  # fmt: skip
-    config = Choice(p, tiles, blocks, copied).config
+    config = Choice(p, tiles, blocks, copied, apart=vectors).config
     at = Addresses(address["a"], address["b"], address["c"])
     report = run_form(machine, problem, SPEC, config, at)
     got = np.empty((batch, m, n), np.float32)
@@ -113,6 +114,47 @@ def run(
         assert verdict, f"product {z}: {verdict.message}"
     assert report.counters.shared_load_conflicts == report.counters.shared_store_conflicts == 0
     return report, got
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "{block_m}x{block_n}".format(**s.parameters))
+def test_lanes_store_neighbours_where_rows_of_c_begin_anywhere(shape):
+    p = parameters_for(shape, Problem.packed(127, 127, 127))
+    size = p.block_m, p.block_n, 32
+    report, _ = run(p, *size, misaligned="abc")
+    # 32 floats touch at most five sectors; stores 16 bytes apart would touch 16.
+    assert report.counters.global_store_sectors <= 5 * p.block_m * p.block_n / 32
+    summed, _ = run(p, *size[:2], 64, misaligned="abc", tiles=1, blocks=2)
+    assert summed.counters.shared_store_conflicts == 0
+
+
+# --- the last row and column apart
+
+
+@pytest.mark.parametrize("layouts", LAYOUTS, ids="/".join)
+@pytest.mark.parametrize("vectors", [{"column": 1}, {"row": 3}, {"column": 2, "row": 1}], ids=str)
+def test_a_row_and_a_column_apart(layouts, vectors):
+    p = form(SMALL, a_layout=layouts[0], b_layout=layouts[1], a_width=1, b_width=1, c_width=1)
+    m, n = 64 + ("row" in vectors), 64 + ("column" in vectors)
+    report, _ = run(p, m, n, 300, misaligned="abc", vectors=tuple(vectors.items()))
+    assert report.blocks_run == p.tiles(64, 64)
+    run(p, m, n, 40, inputs="normal", misaligned="bc", batch=2, alpha=-0.5, beta=2.0, vectors=tuple(vectors.items()))
+
+
+def test_parts_of_vectors_and_of_tiles_have_workspaces_of_their_own():
+    p = form(SMALL, a_width=1, b_width=1, c_width=1)
+    vectors = (("column", 2), ("row", 2))
+    run(p, 129, 129, 1200, misaligned="abc", tiles=4, blocks=8, vectors=vectors, beta=1.0)
+
+
+def test_what_would_be_tiles_of_one_column_or_row_is_apart_in_large_products():
+    for shape, names in (
+        ((4095, 4097, 4099), {"column"}),
+        ((4097, 4096, 4096), {"row"}),
+        ((4097, 4097, 4097), {"row", "column"}),
+        ((4096, 4098, 4096), set()),
+        ((513, 513, 513), set()),
+    ):
+        assert {name for name, _ in choose_form(Problem.packed(*shape), 132, (9, 0)).apart} == names
 
 
 # --- edges, layouts, alignment
