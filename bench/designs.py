@@ -53,6 +53,7 @@ def design(label: str) -> str:
         parts = [f"v8 {tile}, {values['thread_m']}×{values['thread_n']}"]
         parts += ["K shared"] if values["split_blocks"] != "0" else []
         parts += [f"{values['copied'].upper()} copied"] if values["copied"] else []
+        parts += [f"last {name} apart" for name in ("row", "column") if values.get(f"{name}_apart", "0") != "0"]
         return ", ".join(parts)
     if kernel == "skinny":
         return f"skinny {values['block_i']}×{values['block_j']}"

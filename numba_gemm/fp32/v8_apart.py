@@ -1,7 +1,7 @@
 """The last row and column of C apart: where they alone would begin tiles, they are products with a vector instead.
 
 4097 columns make 33 tiles of 128, the last of which has one: 3% of the FMAs. gemv computes it behind the rest of the
-product while it reads A once, in 15 µs of 2640 (H200, 4095×4097×4099).
+product while it reads A once (H200, 4095×4097×4099: 2.61 ms in place of 2.64).
 """
 
 from __future__ import annotations

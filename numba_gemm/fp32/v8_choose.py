@@ -11,8 +11,8 @@ tiles that are written and added, and copies of factors; the bytes over the band
 tiles of an SM are those that can't be shared out evenly: the last round costs as much as a full one, unless its tiles
 are split among all SMs. A share of split tiles that ends in one and begins in the next has the costs of two.
 
-All numbers were fitted to times on an H200: those in ``tests/data/h200_v8_forms.json``, which ``bench/tune_v8.py
---save`` takes anew for the suites, and those of random shapes by ``bench/chooser.py``, of two seeds.
+All numbers were fitted to times on an H200: those in ``tests/data/h200_v8_forms.json``, of the suites by
+``bench/tune_v8.py`` and of random shapes by ``bench/chooser.py``, and FP32's in ``h200_tuned_forms.json``.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ EXCHANGE, MEETING, FIRST_WORD, PIECE, START = 0.141, 3, 0.1223, 1.9, 15
 SAME_WORD, SAME_LINE_FIRST, SAME_LINE = 0.628, 1.142, 0.005
 #: Stores of tiles before an SM's last ones are hidden by so much of the time that they take; but this part isn't.
 HIDDEN, EXPOSED = 0.102, 0.934
-#: The 4-byte stores of an SM's last tiles come together, and take no fewer cycles by output than this, in any form.
+#: The 4-byte stores of an SM's last tiles come together: no fewer cycles by output than this, in any form.
 LAST_SCATTER = 0.116
 #: So much of a second tile's fill, exchange and stores a share costs that ends in one tile and begins in the next.
 BOTH = 0.715

@@ -10,6 +10,8 @@ Each stage  one barrier; 4 16-byte copies of each operand for 2048 FMAs a thread
 Split K     the k of some tiles is shared evenly by some blocks: of all tiles where they are few, or of the last wave's.
             Parts go to a workspace, and split_k_sum.py adds them up in order.
 Apart       a last row or column of C that would begin a tile of its own is left to gemv, behind the product.
+Stores      16 bytes each; where rows of C begin anywhere, 4 bytes, passed through shared memory so that the lanes of a
+            store are neighbours.
 Edges       rows and columns past C are copied from its first ones and never stored. The stages end with K, so only the
             first stage of a tile can be short, and is filled up with zeros: the main loop has no test.
 Bound by    the register file. It has two banks, one read a cycle each, and an FMA reads three registers unless a factor
@@ -26,6 +28,8 @@ Tried       (H200, 4096³, × cuBLAS of the same run) 8×8 outputs a thread in t
             Tiles of 128×256 1.007, of 256×128 0.973; 8×16 outputs 0.977; 16 rows of tiles together 0.989.
             4096×4096×4097 with A turned first 1.124, with A transposed by every tile 1.098.
             FMAs on registers alone, in the assembler's order, reach 55.9 TFLOP/s.
+            4096×4095×4096: each thread stores its own outputs, 4 bytes at a time, 2660 µs; by rows 2580.
+            4095×4097×4099: 33 tiles in a row 2.64 ms, the last column apart 2.61.
             Not timed: A kept along k in shared memory, to read four steps at a time: the assembler hoists those loads
             and tears the order of the FMAs apart (three registers read by 26% of them, 10% in serpentine order).
 

@@ -354,7 +354,7 @@ def test_rows_of_copied_factors_begin_at_lines_of_the_l2(extent, stride):
 
 
 def test_factors_of_large_products_are_copied_if_tiles_would_be_copied_by_words():
-    assert chosen(4095, 4097, 4099).copied == "ab"
+    assert chosen(8191, 8193, 8195).copied == "ab"
     assert chosen(8192, 8192, 8192).copied == "a"  # row-major: turned once, not by every tile
     assert chosen(2048, 2048, 2048).copied == chosen(256, 256, 256).copied == ""
     columns = replace(Problem.packed(8192, 8192, 8192), a_layout="column")
