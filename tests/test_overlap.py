@@ -51,7 +51,8 @@ def test_all_but_the_first_launch_of_a_product_overlap():
     assert names(plan(128, 128, 65536)) == [("w2", False), ("splitk_reduce", True)]
     assert names(plan(129, 129, 65535)) == [("repack_pair", False), ("w2", True), ("splitk_reduce", True)]
     assert names(plan(256, 512, 32768, "float32"))[-1] == ("split_k_sum", True)
-    assert names(plan(4095, 4097, 4099, "float32"))[:2] == [("repack_pair", False), ("v8", False)]
+    assert names(plan(8191, 8193, 8195, "float32"))[:2] == [("repack_pair", False), ("v8", False)]
+    assert ("gemv", False) in names(plan(8191, 8193, 8195, "float32"))[2:], "gemv, behind it, doesn't wait"
     assert names(plan(4095, 4097, 4099))[:2] == [("repack_pair", False), ("w2", False)]
     assert names(plan(1000, 1001, 1001, spec=W1)) == [("repack_pair", False), ("w1", False)], "w1 doesn't wait"
 

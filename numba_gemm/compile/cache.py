@@ -53,6 +53,8 @@ def load(digest: str) -> CompiledKernel | None:
     kernel = _decode(data)
     if kernel is None or kernel.digest != digest:
         _log.warning("cached kernel %s is damaged and will be compiled anew", path)
+        with contextlib.suppress(OSError):
+            path.unlink()  # or the next look, once others have had their turn to write it, would warn again
         return None
     return kernel
 

@@ -54,7 +54,7 @@ def build(block_m: int, block_n: int, group_m: int, c_width: int, slices: int):
     # The 128 outputs of a warp are neighbours, of one row or, in narrow tiles, of two or four.
     by_rows, turns = c_width == 1, range(0, 128, WARP)
     places = tuple((at // block_n, at % block_n) for at in turns)
-    store_rows = sums.store_rows(ptx.RowTile(4, 4, (0,), tuple(4 * at for at in turns), (places,)))
+    store_rows = sums.store_rows(ptx.RowTile(4, 4, (0,), tuple(4 * at for at in turns), (places,), lanes // WARP))
 
     def split_k_sum(
         workspace, C, M, N, ldc, alpha, beta, stride_c, split_tiles, split_blocks, per_block, stages_in_k

@@ -63,6 +63,7 @@ class RowTile(NamedTuple):
     put : bytes from the thread's first place to that of each four of them.
     get : bytes from the first place where it reads to that of each output that it then stores.
     places : (row, column) of these outputs, each time, from the warp's first row in column ``lane``.
+    warps : warps that store, the block's first ones.
     """
 
     sums: int
@@ -70,6 +71,7 @@ class RowTile(NamedTuple):
     put: tuple[int, ...]
     get: tuple[int, ...]
     places: tuple[tuple[tuple[int, int], ...], ...]
+    warps: int
 
 
 def i32(value: int) -> Any:

@@ -37,6 +37,7 @@ def row_tile(p):
         places=tuple(
             tuple((first + VECTOR * row, column) for row in rows for column in columns) for first in p.rows_of_thread
         ),
+        warps=p.slice_threads // WARP,
     )
 
 

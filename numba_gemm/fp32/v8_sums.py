@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba_gemm.compile.numba_source import intrinsic, ir, types
+from numba_gemm.compile.numba_source import compiled_for, intrinsic, ir, types
 from numba_gemm.fp32.v8_intrinsics import (
     FETCH,
     FLOAT,
@@ -205,14 +205,16 @@ def store_rows(tile: RowTile) -> Any:
             row_bytes = assembly(builder, "mov.b64 $0, $1;", "=l,l", [row_bytes], INT64)
             sums = LocalArray(context, builder, signature.args[8], array)
 
+            wait = _warp_barrier(builder, tile.warps)
+
             def store_all(finish: Finish) -> None:
                 for first, places in zip(range(0, tile.sums, tile.together), tile.places, strict=True):
-                    assembly(builder, "bar.warp.sync -1;", "", [])  # what was there has been read
+                    wait()  # what was there has been read
                     for group, offset in enumerate(tile.put):
                         scaled = [builder.fmul(alpha, sums[first + 4 * group + c]) for c in SWAPPED]
                         text = f"st.shared.v4.f32 [$0+{offset}], {{$1, $2, $3, $4}};"
                         assembly(builder, text, "r,f,f,f,f", [put, *scaled])
-                    assembly(builder, "bar.warp.sync -1;", "", [])
+                    wait()
                     texts = [f"ld.shared.f32 $0, [$1+{offset}];" for offset in tile.get]
                     values = [assembly(builder, text, "=f,r", [get], FLOAT) for text in texts]
                     for value, (row, column) in zip(values, places, strict=True):
@@ -231,6 +233,23 @@ def store_rows(tile: RowTile) -> Any:
         return signature, codegen
 
     return store
+
+
+def _warp_barrier(builder: Any, warps: int) -> Callable[[], None]:
+    """What makes a warp's writes to shared memory seen by its lanes.
+
+    Before sm_90 the assembler makes a call of ``bar.warp.sync`` where it can't see that the whole warp arrives (one of
+    the slices of k), and spills for it. A barrier of 32 threads does the same; a block has 15 beside its own.
+    """
+    if compiled_for() >= (9, 0) or warps > 15:
+        return lambda: assembly(builder, "bar.warp.sync -1;", "", [])
+
+    def wait() -> None:
+        thread = assembly(builder, "mov.u32 $0, %tid.x;", "=r", [], INT32)
+        own = builder.add(builder.lshr(thread, i32(5)), i32(1))
+        assembly(builder, "bar.sync $0, 32;", "r", [own])
+
+    return wait
 
 
 #: From the place of an access and the scaled products what is to be stored there.
