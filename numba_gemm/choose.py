@@ -8,7 +8,7 @@ from numba_gemm.catalog import LADDER, find_spec, get_spec
 from numba_gemm.errors import KernelConstraintError
 from numba_gemm.fallback import FALLBACKS, check_arch, fallback_for
 from numba_gemm.fp32.choose_fp32 import choose_kernel
-from numba_gemm.fp32.v8_choose import choose_in_one_run
+from numba_gemm.fp32.v8_choose import choose_in_one_run, choose_together
 from numba_gemm.problem import Problem
 from numba_gemm.spec import Config, KernelSpec, describe_config
 from numba_gemm.tuned import Choice
@@ -97,6 +97,17 @@ def in_one_run(spec: KernelSpec, problem: Problem, arch: tuple[int, int], sm_cou
     """
     found = choose_in_one_run(problem, sm_count, arch) if spec.name == "v8" else None
     return None if found is None else (found[0].config, found[1])
+
+
+def suits_blocks(config: Config) -> bool:
+    """Whether blocks of a product can have its form: one that leaves a row or column to gemv suits no other size."""
+    parameters = dict(config)
+    return not (parameters.get("row_apart") or parameters.get("column_apart"))
+
+
+def for_blocks(problem: Problem, arch: tuple[int, int], sm_count: int) -> Config:
+    """The best form of v8 that suits blocks of a product."""
+    return choose_together(problem, sm_count, arch).config
 
 
 def _measured(problem: Problem, choice: Choice | None, arch: tuple[int, int]) -> tuple[KernelSpec, Config] | None:

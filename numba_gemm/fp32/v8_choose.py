@@ -142,6 +142,13 @@ def choose_form(problem: Problem, sm_count: int, arch: tuple[int, int]) -> Choic
     return min(choices(problem, sm_count, arch), key=lambda choice: choice.cycles)
 
 
+@functools.lru_cache(maxsize=1024)
+def choose_together(problem: Problem, sm_count: int, arch: tuple[int, int]) -> Choice:
+    """The cheapest choice of those that leave no row or column to gemv."""
+    found = choices(problem, sm_count, arch)
+    return min((choice for choice in found if not choice.apart), key=lambda choice: choice.cycles)
+
+
 def choose_in_one_run(problem: Problem, sm_count: int, arch: tuple[int, int]) -> tuple[Choice, float] | None:
     """The cheapest choice of those that add an element's terms in one run, and how many times the cheapest's cost.
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from numba_gemm.choose import in_one_run
+from numba_gemm.choose import for_blocks, in_one_run, suits_blocks
 from numba_gemm.device.context import Context, current_context
 from numba_gemm.errors import CudaError, KernelConstraintError
-from numba_gemm.execute import Prepared, prepare
+from numba_gemm.execute import Prepared, prepare, prepare_form
 from numba_gemm.host.blocks import GRAIN, Blocking, Shape, choose_blocks, is_taken_whole
 from numba_gemm.host.engine import BlockForm, Engine, free_memory, kept_memory
 from numba_gemm.host.engines import engine, lane
@@ -258,11 +258,20 @@ def prepare_call(call: Call, kernel: str | None, context: Context) -> tuple[Prep
     failure: KernelConstraintError | None = None
     for choice in choices:
         try:
-            return prepare(choice.problem(), kernel, context), choice
+            return _prepare_for_blocks(choice.problem(), kernel, context), choice
         except KernelConstraintError as error:
             failure = failure or error
     assert failure is not None
     raise failure
+
+
+def _prepare_for_blocks(problem: Problem, kernel: str | None, context: Context) -> Prepared:
+    """The kernel for a product, in a form that its blocks can have as well."""
+    prepared = prepare(problem, kernel, context)
+    if suits_blocks(prepared.config):
+        return prepared
+    config = for_blocks(problem, context.device.compute_capability, context.device.sm_count)
+    return prepare_form(problem, prepared.spec, config, context)
 
 
 def _usable(operand: Array | Matrix) -> Array | Matrix:

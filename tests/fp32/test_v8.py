@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from numba_gemm.catalog import LADDER
-from numba_gemm.choose import in_one_run
+from numba_gemm.choose import for_blocks, in_one_run, suits_blocks
 from numba_gemm.emulate import run_form
 from numba_gemm.emulator import Machine
 from numba_gemm.errors import KernelConstraintError
@@ -171,6 +171,18 @@ def test_what_would_be_tiles_of_one_column_or_row_is_apart_in_large_products():
         ((513, 513, 513), set()),
     ):
         assert {name for name, _ in choose_form(Problem.packed(*shape), 132, (9, 0)).apart} == names
+
+
+def test_blocks_of_a_product_have_a_form_without_a_row_or_column_apart():
+    problem = Problem.packed(4095, 4097, 4099)
+    apart = choose_form(problem, 132, (9, 0)).config
+    assert dict(apart)["column_apart"]
+    form = for_blocks(problem, (9, 0), 132)
+    assert suits_blocks(form)
+    assert not suits_blocks(apart)
+    for block in (problem, replace(problem, m=1), replace(problem, n=1), replace(problem, m=640, n=1024)):
+        assert SPEC.unmet(block, form) is None
+    assert SPEC.unmet(replace(problem, n=1), apart) == "C has no column beside the last one, which is apart"
 
 
 # --- edges, layouts, alignment

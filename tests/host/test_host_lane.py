@@ -55,7 +55,7 @@ def lanes(monkeypatch):
         if not state.columns_too and not problem.is_row_major:
             raise KernelConstraintError("a matrix is column-major")
         launch = lambda a, b, c, stream: multiply_at(problem, a, b, c)  # noqa: E731
-        return SimpleNamespace(launch=launch, function=SimpleNamespace(name="fake"), problem=problem)
+        return SimpleNamespace(launch=launch, function=SimpleNamespace(name="fake"), problem=problem, config=())
 
     @contextlib.contextmanager
     def lane(context, nbytes):

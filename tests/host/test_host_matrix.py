@@ -13,6 +13,7 @@ from lazy_engine import LazyEngine, Threads
 
 from numba_gemm import no_gpu as no_gpu_warning
 from numba_gemm.catalog import LADDER
+from numba_gemm.choose import choose
 from numba_gemm.device import driver as driver_module
 from numba_gemm.errors import NoDeviceError
 from numba_gemm.host import Matrix, device_put, multiply, pinned_empty, put
@@ -20,6 +21,7 @@ from numba_gemm.host import matrix as matrix_module
 from numba_gemm.host.blocks import Shape, choose_blocks
 from numba_gemm.host.operands import describe
 from numba_gemm.host.transfer import Transfer, copy_by_threads, copy_elements
+from numba_gemm.problem import Problem
 
 
 class Buffer:
@@ -326,3 +328,20 @@ def test_blocks_of_large_products_alone_have_forms_of_their_own(monkeypatch, siz
     monkeypatch.setattr(multiply, "FREE_FORM_COST", 10.0)
     form, _ = multiply._form_of_blocks.__wrapped__(call, None, context)
     assert form.free == free
+
+
+def test_no_form_of_a_host_product_has_a_row_or_column_apart(monkeypatch):
+    """It would suit no block of another size, and blocks are to have the bits of the one launch."""
+    device = SimpleNamespace(compute_capability=(9, 0), sm_count=132)
+    problem = Problem.packed(4095, 4097, 4099)
+
+    def prepared(problem, spec, config, context):
+        return SimpleNamespace(spec=spec, config=config)
+
+    spec, config = choose(problem, arch=(9, 0), sm_count=132)
+    assert dict(config)["column_apart"]
+    monkeypatch.setattr(multiply, "prepare", lambda *_: prepared(problem, spec, config, None))
+    monkeypatch.setattr(multiply, "prepare_form", prepared)
+    found = multiply._prepare_for_blocks(problem, None, SimpleNamespace(device=device))
+    assert found.spec.name == "v8"
+    assert "column_apart" not in dict(found.config)
