@@ -39,13 +39,17 @@ def measured():
     """
     known = {tile(shape.parameters): shape for shape in SHAPES}
     found, suites = defaultdict(list), set()
-    for m, n, k, form, tiles, blocks, copied, us, run in RECORD["rows"]:
-        parameters = RECORD["forms"][form]
+    for values in RECORD["rows"]:
+        row = dict(zip(RECORD["columns"], values, strict=True))
+        m, n, k, run, copied, us = (row[name] for name in ("m", "n", "k", "run", "copied", "us"))
+        parameters = RECORD["forms"][row["form"]]
         shape, problem = known.get(tile(parameters)), Problem.packed(m, n, k)
         suites |= {problem} if run < 2 else set()
         if run == 0 and any(extent % 4 for name, extent in (("a", m), ("b", n)) if name in copied):
             continue
-        choice = Choice(V8Parameters(**parameters), tiles, blocks, copied)
+        apart = tuple(row.get("apart", {}).items())
+        split = row["split_tiles"], row["split_blocks"]
+        choice = Choice(V8Parameters(**parameters), *split, copied, apart=apart)
         if shape is not None and parameters["stages"] != shape.parameters["stages"]:
             shape = None  # a depth of the ring that isn't shipped
         if choice.parameters.a_copies.mode == "staged" or parameters["group_m"] != 8:
