@@ -12,6 +12,7 @@ the worst, and the geometric mean. Prints that and the worst picks.
     --shapes N    how many (default 200)
     --seed S      of the shapes (default 1)
     --rounds N    rounds of the second look (default 7)
+    --name FILE   of the record (default chooser.json); one that ends in .gz is compressed, for fit_residuals.py
     --wide        time every form that v8's model knows within 3 times the cheapest, not only what the tuner would
     --compile     compile what it needs for an H200, count it and end; needs no GPU
 """
@@ -19,6 +20,7 @@ the worst, and the geometric mean. Prints that and the worst picks.
 from __future__ import annotations
 
 import argparse
+import gzip
 import importlib.util
 import json
 import math
@@ -247,6 +249,7 @@ def main() -> int:
     parser.add_argument("--wide", action="store_true")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--output", type=Path, help="folder of the record (default: bench/results/<gpu>)")
+    parser.add_argument("--name", default="chooser.json")
     parser.add_argument("--commit", help="of the checkout, where git can't tell")
     args = parser.parse_args()
     problems = draw(args.shapes, args.seed)
@@ -273,11 +276,12 @@ def main() -> int:
         "summary": found,
         "wide": args.wide,
     }
-    path = (args.output or ROOT / "bench" / "results" / slug(device.name)) / "chooser.json"
+    path = (args.output or ROOT / "bench" / "results" / slug(device.name)) / args.name
     path.parent.mkdir(parents=True, exist_ok=True)
     head = json.dumps(record, indent=1).removesuffix("\n}")
     body = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
-    path.write_text(f'{head},\n "rows": [\n{body}\n]\n}}\n', encoding="utf-8")
+    text = f'{head},\n "rows": [\n{body}\n]\n}}\n'.encode()
+    path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
     print(f"written to {path}")
     return 1 if found["failed"] else 0
 

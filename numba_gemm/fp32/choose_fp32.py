@@ -1,8 +1,9 @@
 """Which kernel an FP32 product gets by rule: the one that takes the fewest cycles by the models of its costs.
 
-A vector goes to gemv, which reads the other factor once at the speed of memory. What has one narrow side is either
-v8's or skinny's: skinny's tiles are as tall as that side, so that the wide factor is read once, v8's have more FMAs for
-each byte. All else is v8's. GPUs before sm_80 have no asynchronous copies, and get the rungs that don't need them.
+A vector goes to gemv, which reads the other factor once at the speed of memory; but many short columns go to v8. What
+has one narrow side is either v8's or skinny's: skinny's tiles are as tall as that side, so that the wide factor is read
+once, v8's have more FMAs for each byte. All else is v8's. GPUs before sm_80 have no asynchronous copies, and get the
+rungs that don't need them.
 """
 
 from __future__ import annotations
@@ -10,12 +11,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from numba_gemm.fp32 import skinny_specs, v7_warptile
-from numba_gemm.fp32.gemv_specs import GEMV
-from numba_gemm.fp32.v8_choose import DRAM_BYTES, choose_form
+from numba_gemm.fp32.choose_residuals import Candidate, corrected, known
+from numba_gemm.fp32.gemv_specs import GEMV, roles
+from numba_gemm.fp32.v8_choose import DRAM_BYTES, SHAPES, choose_form
 from numba_gemm.problem import Problem
 
 #: The first compute capability that has asynchronous copies, which v8 and skinny are made of.
 ASYNC_ARCH = (8, 0)
+
+#: A matrix that gemv would read across its columns, these no longer than one stage of v8's tiles, goes to v8 if it has
+#: so many. H200: 1×2432×31 2.7 µs by gemv and 2.4 by v8, 1×6727×10 4.3 and 3.1; but 1×1458×29 2.5 and 2.7.
+FLAT_K, FLAT_OUTPUTS = 32, 2048
 
 
 class SkinnyCost(NamedTuple):
@@ -60,13 +66,18 @@ def choose_kernel(problem: Problem, sm_count: int, arch: tuple[int, int]) -> str
     arch : its compute capability.
     """
     if 1 in (problem.m, problem.n) and arch >= GEMV.min_arch:
-        return "gemv"
+        role = roles(problem)
+        flat = role.form == "across" and problem.k <= FLAT_K and role.outputs >= FLAT_OUTPUTS
+        return "v8" if flat and arch >= ASYNC_ARCH else "gemv"
     if arch < ASYNC_ARCH:
         return _without_async_copies(problem, sm_count)
     if skinny_specs.refuses(problem) is not None:
         return "v8"
     by_v8 = choose_form(problem, sm_count, arch).cycles
-    return "skinny" if skinny_cycles(problem, sm_count, arch) < by_v8 else "v8"
+    by_skinny = skinny_cycles(problem, sm_count, arch)
+    if known(problem, sm_count, arch):
+        (by_skinny,) = corrected([skinny_candidate(problem, sm_count, arch, by_skinny)])
+    return "skinny" if by_skinny < by_v8 else "v8"
 
 
 def skinny_cycles(problem: Problem, sm_count: int, arch: tuple[int, int]) -> float:
@@ -92,6 +103,26 @@ def skinny_cycles(problem: Problem, sm_count: int, arch: tuple[int, int]) -> flo
     cycles = SKINNY_LAUNCH + max(compute, problem.bytes_moved / (cost.bytes * slowed * sm_count))
     tiles = steps // max(1, -(-problem.k // tile["depth"]))
     return cycles if tiles % runs == 0 else cycles + SKINNY_SUM + SKINNY_PIECE * -(-runs // tiles)
+
+
+def skinny_candidate(problem: Problem, sm_count: int, arch: tuple[int, int], cycles: float) -> Candidate:
+    """What is learnt of errors may depend on of skinny's form for a product."""
+    role, tile = skinny_specs.roles(problem), skinny_specs.tile_of(problem)
+    stages = max(1, -(-problem.k // tile["depth"]))
+    tiles = skinny_specs.steps_of(problem, tile) // stages
+    return Candidate(
+        problem=problem,
+        form=len(SHAPES) + (role.form == "along"),
+        block_m=0,
+        block_n=0,
+        wide=(False, problem.misaligned(role.wide, 4) is None, False),
+        copied="",
+        tiles=tiles,
+        stages=stages,
+        split_tiles=tiles,
+        split_blocks=skinny_specs.runs(problem, tile, sm_count, arch),
+        cycles=cycles,
+    )
 
 
 def _without_async_copies(problem: Problem, sm_count: int) -> str:

@@ -12,7 +12,8 @@ tiles of an SM are those that can't be shared out evenly: the last round costs a
 are split among all SMs. A share of split tiles that ends in one and begins in the next has the costs of two.
 
 All numbers were fitted to times on an H200: those in ``tests/data/h200_v8_forms.json``, of the suites by
-``bench/tune_v8.py`` and of random shapes by ``bench/chooser.py``, and FP32's in ``h200_tuned_forms.json``.
+``bench/tune_v8.py`` and of random shapes by ``bench/chooser.py``, and FP32's in ``h200_tuned_forms.json``. What they
+get wrong there is learnt apart, in ``choose_residuals.py``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from numba_gemm.errors import KernelConstraintError
+from numba_gemm.fp32.choose_residuals import Candidate, corrected, known
 from numba_gemm.fp32.gemv_specs import parts_for
 from numba_gemm.fp32.v8_apart import Apart, set_apart
 from numba_gemm.fp32.v8_parameters import VECTOR, V8Parameters
@@ -167,6 +169,23 @@ def choose_in_one_run(problem: Problem, sm_count: int, arch: tuple[int, int]) ->
 
 def choices(problem: Problem, sm_count: int, arch: tuple[int, int]) -> list[Choice]:
     """Every choice that the model compares, with its cost."""
+    found = modelled(problem, sm_count, arch)
+    cycles = [one.choice.cycles for one in found]
+    if found and known(problem, sm_count, arch):
+        cycles = corrected([candidate(one.rest, one.choice) for one in found])
+    return [replace(one.choice, cycles=own + one.apart) for own, one in zip(cycles, found, strict=True)]
+
+
+class Modelled(NamedTuple):
+    """A choice with the cycles that the model gives v8's part of it, the product of that part, and gemv's cycles."""
+
+    choice: Choice
+    rest: Problem
+    apart: float
+
+
+def modelled(problem: Problem, sm_count: int, arch: tuple[int, int]) -> list[Modelled]:
+    """Every choice, as the model sees it."""
     found = []
     for shape, (row, column) in itertools.product(SHAPES, itertools.product((False, True), repeat=2)):
         if (row and not _worth_apart(problem, problem.m, shape.parameters["block_m"])) or (
@@ -181,9 +200,36 @@ def choices(problem: Problem, sm_count: int, arch: tuple[int, int]) -> list[Choi
                 continue
             tile = _Tile(shape, parameters, rest)
             for tiles, blocks in _splits(parameters, rest, sm_count, shape.parameters["blocks_per_sm"]):
-                cycles = _cycles(tile, rest, sm_count, tiles, blocks, copied) + _apart_cycles(vectors, sm_count)
-                found.append(Choice(parameters, tiles, blocks, copied, cycles, apart))
+                cycles = _cycles(tile, rest, sm_count, tiles, blocks, copied)
+                choice = Choice(parameters, tiles, blocks, copied, cycles, apart)
+                found.append(Modelled(choice, rest, _apart_cycles(vectors, sm_count)))
     return found
+
+
+def candidate(problem: Problem, choice: Choice) -> Candidate:
+    """What is learnt of errors may depend on of a choice."""
+    p = choice.parameters
+    return Candidate(
+        problem=problem,
+        form=_form_of(p),
+        block_m=p.block_m,
+        block_n=p.block_n,
+        wide=(p.a_width > 1, p.b_width > 1, p.c_width > 1),
+        copied=choice.copied,
+        tiles=p.tiles(problem.m, problem.n),
+        stages=p.stages_in(problem.k),
+        split_tiles=choice.split_tiles,
+        split_blocks=choice.split_blocks,
+        cycles=choice.cycles,
+    )
+
+
+@functools.cache
+def _form_of(parameters: V8Parameters) -> int:
+    """The number of the shape that parameters belong to."""
+    tile = ("block_m", "block_n", "thread_m", "k_slices")
+    own = [getattr(parameters, name) for name in tile]
+    return next(index for index, one in enumerate(SHAPES) if [one.parameters[name] for name in tile] == own)
 
 
 def _worth_apart(problem: Problem, extent: int, block: int) -> bool:
@@ -244,12 +290,12 @@ def _elements(problem: Problem) -> Iterator[tuple[str, int]]:
         yield name, elements * (problem.batch if getattr(problem, f"batch_stride_{name}") else 1)
 
 
-def _splits(p: V8Parameters, problem: Problem, sm_count: int, resident: int) -> Iterator[tuple[int, int]]:
+def _splits(p: V8Parameters, problem: Problem, sm_count: int, resident: int) -> list[tuple[int, int]]:
     """(tiles whose k is shared, blocks that share it): none; the last wave's; all, if they don't fill the GPU.
 
     A wave is a tile for each SM or, where an SM holds two blocks, two: then every SM has two of everything.
     """
-    yield 0, 0
+    found = [(0, 0)]
     tiles, stages = p.tiles(problem.m, problem.n), p.stages_in(problem.k)
     slots = max(1, sm_count // problem.batch)
     full = slots * resident
@@ -263,7 +309,8 @@ def _splits(p: V8Parameters, problem: Problem, sm_count: int, resident: int) -> 
         per_block = -(-shared * stages // blocks)
         if per_block < stages:  # shares of whole tiles would be no split
             # every block has its share to the last: none is left without
-            yield shared, -(-shared * stages // per_block)
+            found.append((shared, -(-shared * stages // per_block)))
+    return list(dict.fromkeys(found))
 
 
 class _Tile:

@@ -1,0 +1,233 @@
+"""Learn what the FP32 cost models get wrong: ``python bench/fit_residuals.py``. Needs catboost, and no GPU.
+
+Reads records of ``bench/chooser.py --wide`` (``chooser_seed*.json.gz``; each has every form of every kernel that takes
+a shape, timed on an H200) and what ``numba-gemm tune`` timed of the suites (``tests/data/h200_tuned_forms.json``; large
+products with round sizes are rare among random ones), and fits regression trees to log(measured / model) of v8's forms
+and skinny's. Prints how good the pick is over shapes that the trees haven't seen, in cross-validation, and writes the
+trees to ``numba_gemm/fp32/residuals_h200.npz``; what they may ask about a form, and how they are read, is
+``numba_gemm/fp32/choose_residuals.py``'s.
+
+    --records FILE …   other records
+    --trees N          how many (default 2500)
+    --folds N          of the cross-validation; 0 leaves it out (default 4)
+    --output FILE      of the trees
+
+The times of a GPU serve as long as its kernels do: measure again if v8 or skinny change, or the models' numbers
+(``python bench/chooser.py --shapes 2600 --seed 100 --wide --rounds 5 --name chooser_seed100.json.gz``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import importlib.util
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+if importlib.util.find_spec("numba_gemm") is None:
+    sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "bench"))
+
+from chooser import CLOSE, label  # noqa: E402
+
+from numba_gemm.fp32.choose_fp32 import skinny_candidate, skinny_cycles  # noqa: E402
+from numba_gemm.fp32.choose_residuals import ARCH, FEATURES, SM_COUNT, TREES, Trees, features, known  # noqa: E402
+from numba_gemm.fp32.v8_choose import candidate, modelled  # noqa: E402
+from numba_gemm.fp32.v8_pipelined import SPEC  # noqa: E402
+from numba_gemm.problem import Problem  # noqa: E402
+from numba_gemm.spec import make_config  # noqa: E402
+
+SUITES = ROOT / "tests/data/h200_tuned_forms.json"
+RECORDS = sorted((ROOT / "bench/results/nvidia-h200").glob("chooser_seed*.json.gz"))
+#: Cycles in a µs of the GPU whose times these are.
+MHZ = 1980
+#: A tree's questions, the share of each that is taken, and the steps of a feature that a question may choose from.
+DEPTH, RATE, STEPS = 6, 0.1, 128
+#: Forms count for less the further they are from the fastest: weights up to that multiple of it; none beyond the last.
+WEIGHTS = ((1.2, 1.0), (1.6, 0.5), (2.5, 0.15))
+#: A shape of the suites counts as so many random ones.
+SUITE_WEIGHT = 10.0
+#: Errors beyond this (log) are some accident's.
+LARGEST_ERROR = 0.5
+#: Leaves are kept as 16-bit integers times a scale.
+LEVELS = 32000
+#: Rows whose corrections are worked out together.
+AT_A_TIME = 2000
+
+
+class Timings(NamedTuple):
+    """Rows of forms that were timed: features, cycles by the model, µs, and the number of their shape.
+
+    ``apart`` has the µs of a row or column that gemv takes, by the model; the other numbers are without it.
+    ``fastest`` has for each shape the µs of its fastest form, of any kernel; ``random`` whether the shape was drawn.
+    """
+
+    rows: Any
+    cycles: Any
+    us: Any
+    apart: Any
+    shape: Any
+    fastest: Any
+    random: Any
+
+
+Shape = tuple[Problem, dict[str, tuple[str, float]]]
+
+
+def read_records(paths: list[Path]) -> Iterator[Shape]:
+    """Each shape of records of chooser.py, with kernel and µs by the name of the form."""
+    for path in paths:
+        text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        for row in json.loads(text)["rows"]:
+            yield (
+                Problem.packed(row["m"], row["n"], row["k"]),
+                {name: (kernel, us) for kernel, name, us, _ in row["times"]},
+            )
+
+
+def read_suites(path: Path) -> Iterator[Shape]:
+    """The same of the suites' FP32 products, as the tuner's record has them."""
+    for product in json.loads(path.read_text(encoding="utf-8"))["products"]:
+        if product["dtype"] != "float32":
+            continue
+        timed = {}
+        for text, us in product["forms"].items():
+            kernel, *pairs = text.split()
+            values = dict(pair.split("=") for pair in pairs)
+            config = make_config(**{key: int(one) if one.isdigit() else one for key, one in values.items()})
+            timed[label(SPEC, config) if kernel == "v8" else text] = (kernel, us)
+        yield Problem.packed(*product["shape"]), timed
+
+
+def read(shapes: Iterable[Shape], *, random: bool) -> Timings:
+    """The forms of v8 and of skinny that were timed."""
+    rows, cycles, us, apart, shape, fastest = [], [], [], [], [], []
+    for problem, timed in shapes:
+        if not known(problem, SM_COUNT, ARCH):
+            continue
+        found = []
+        for one in modelled(problem, SM_COUNT, ARCH):
+            name = label(SPEC, one.choice.config)
+            if name in timed:
+                found.append((candidate(one.rest, one.choice), timed[name][1], one.apart / MHZ))
+        for time in [time for kernel, time in timed.values() if kernel == "skinny"][:1]:
+            by_model = skinny_cycles(problem, SM_COUNT, ARCH)
+            found.append((skinny_candidate(problem, SM_COUNT, ARCH, by_model), time, 0.0))
+        rows += [features(one) for one, _, _ in found]
+        cycles += [one.cycles for one, _, _ in found]
+        us += [time - by_gemv for _, time, by_gemv in found]
+        apart += [by_gemv for *_, by_gemv in found]
+        shape += [len(fastest)] * len(found)
+        fastest.append(min(time for _, time in timed.values()))
+    numbers = map(np.array, (cycles, us, apart, shape, fastest, [random] * len(fastest)))
+    return Timings(np.array(rows, np.float32), *numbers)
+
+
+def together(first: Timings, second: Timings) -> Timings:
+    """Timings of both."""
+    second = second._replace(shape=second.shape + len(first.fastest))
+    return Timings(*(np.concatenate(both) for both in zip(first, second, strict=True)))
+
+
+def fit(timings: Timings, chosen: Any, trees: int) -> Trees:
+    """Trees for the chosen rows."""
+    from catboost import CatBoostRegressor
+
+    slower = (timings.us + timings.apart) / timings.fastest[timings.shape]
+    weight = np.zeros(len(slower))
+    for most, value in reversed(WEIGHTS):
+        weight[slower <= most] = value
+    weight *= np.where(timings.random, 1.0, SUITE_WEIGHT)[timings.shape]
+    kept = chosen & (weight > 0)
+    error = np.clip(np.log(timings.us * MHZ / timings.cycles), -LARGEST_ERROR, LARGEST_ERROR)
+    model = CatBoostRegressor(
+        iterations=trees, depth=DEPTH, learning_rate=RATE, l2_leaf_reg=1, border_count=STEPS,
+        bootstrap_type="No", random_seed=0, verbose=False, allow_writing_files=False,
+    )  # fmt: skip
+    model.fit(timings.rows[kept], error[kept], sample_weight=weight[kept])
+    return _trees_of(model)
+
+
+def _trees_of(model: Any) -> Trees:
+    """A catboost model as the arrays that the library reads."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.json"
+        model.save_model(str(path), format="json")
+        saved = json.loads(path.read_text())
+    count = len(saved["oblivious_trees"])
+    questions = np.zeros((count, DEPTH), np.uint8), np.full((count, DEPTH), np.inf, np.float32)
+    leaves = np.zeros((count, 2**DEPTH))
+    for index, tree in enumerate(saved["oblivious_trees"]):
+        splits = tree["splits"] or []
+        for bit, split in enumerate(splits):  # what isn't asked is answered by no
+            questions[0][index, bit] = split["float_feature_index"]
+            questions[1][index, bit] = split["border"]
+        leaves[index, : 2 ** len(splits)] = tree["leaf_values"]
+    scale, (bias,) = saved["scale_and_bias"]
+    return Trees(*questions, scale * leaves, bias)
+
+
+def predict(trees: Trees, rows: Any) -> Any:
+    """Corrections of many rows, some at a time: each takes a number for each question of each tree."""
+    return np.concatenate([trees.predict(part) for part in np.array_split(rows, -(-len(rows) // AT_A_TIME))])
+
+
+def picks(timings: Timings, corrections: Any) -> Any:
+    """Of each shape, how many times the fastest form's time the pick takes."""
+    cost = timings.cycles * np.exp(corrections) + timings.apart * MHZ
+    order = np.lexsort((cost, timings.shape))
+    first = np.flatnonzero(np.diff(timings.shape[order], prepend=-1))
+    return (timings.us + timings.apart)[order[first]] / timings.fastest
+
+
+def say(name: str, ratios: Any) -> None:
+    shares = "  ".join(f"{(ratios <= 1 + most / 100).mean():.2%} within {most}%" for most in (2, 5, 10))
+    print(f"{name}: {shares}  {np.exp(np.log(ratios).mean()) - 1:.2%} slower on the mean", flush=True)
+
+
+def save(trees: Trees, path: Path) -> None:
+    scale = np.float32(np.abs(trees.leaves).max() / LEVELS)
+    leaves = np.rint(trees.leaves / scale).astype(np.int16)
+    np.savez_compressed(
+        path, features=trees.features, borders=trees.borders, leaves=leaves, scale=scale, bias=np.float64(trees.bias)
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=Path, nargs="+", default=RECORDS)
+    parser.add_argument("--trees", type=int, default=2500)
+    parser.add_argument("--folds", type=int, default=4)
+    parser.add_argument("--output", type=Path, default=TREES)
+    args = parser.parse_args()
+    timings = together(read(read_records(args.records), random=True), read(read_suites(SUITES), random=False))
+    print(f"{len(timings.us)} times of {len(timings.fastest)} shapes, {len(FEATURES)} features; picks")
+    drawn = timings.random
+    say("by the model", picks(timings, 0.0)[drawn])
+    if args.folds:
+        fold = np.random.default_rng(1).integers(0, args.folds, len(timings.fastest))
+        fold = np.where(drawn, fold, args.folds)[timings.shape]  # the suites are always learnt from
+        corrections = np.zeros(len(timings.us))
+        for one in range(args.folds):
+            away = fold == one
+            corrections[away] = predict(fit(timings, ~away, args.trees), timings.rows[away])
+        say(f"corrected, of shapes not seen ({args.folds} folds)", picks(timings, corrections)[drawn])
+    trees = fit(timings, np.ones(len(timings.us), bool), args.trees)
+    found = picks(timings, predict(trees, timings.rows))
+    say("corrected, of shapes learnt from", found[drawn])
+    say("corrected, of the suites", found[~drawn])
+    save(trees, args.output)
+    print(f"{args.output}: {args.output.stat().st_size / 1024:.0f} KiB; {CLOSE:.2f} is what the choice is held to")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+"""What the cost models of FP32 kernels get wrong on an H200, learnt from times: a factor for each form's cycles.
+
+The models of v8 (``v8_choose.py``) and of skinny (``choose_fp32.py``) have each effect that we know once, as a number
+that can be read. Single forms are 8% off (standard deviation), and not at random: how near a number of tiles is to the
+next round, how many blocks read the same lines of a thin factor at once, or which stores share the L2 matters to one
+form and not to another. Formulas for the largest of these, with some 70 more numbers, brought the picks that are within
+5% of the fastest from 95.2 to 97.5% of random shapes; regression trees over the plain model, judged by shapes that they
+hadn't seen, to 98.6%. So the formulas were left out, and the trees are here.
+
+A tree asks six yes-or-no questions, the same ones on all its branches, so that the answers are the six bits of the
+number of its leaf. The leaves of all trees add up to log(measured / model). ``bench/fit_residuals.py`` makes the file
+of trees from records of ``bench/chooser.py`` and says how good they are on shapes that they haven't seen.
+
+They hold for what was timed, one product of row-major factors with dimensions up to 8192 on a GPU like that one;
+elsewhere the models stand alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from numba_gemm.problem import Problem
+
+#: Compute capability and SMs of the GPU whose times these are.
+ARCH, SM_COUNT = (9, 0), 132
+#: The dimensions that were drawn; a vector is gemv's.
+SMALLEST, LARGEST = {"m": 2, "n": 2, "k": 1}, 8192
+#: Candidates beyond so many times the cheapest keep the cycles of the model: no correction would bring them to the top.
+NEAR = 2.0
+TREES = Path(__file__).with_name("residuals_h200.npz")
+#: What the trees may ask about a candidate, in the order of the columns; lb is the binary logarithm.
+FEATURES = (
+    "kernel and form",
+    "lb M",
+    "lb N",
+    "lb K",
+    "A copied by 16 bytes",
+    "B copied by 16 bytes",
+    "C stored by 16 bytes",
+    "factors copied first (1: A, 2: B)",
+    "lb tiles",
+    "tiles whose k is shared",
+    "blocks that share it",
+    "tiles / SMs, the fraction",
+    "whole tiles of an SM",
+    "M / BM, the fraction",
+    "N / BN, the fraction",
+    "lb cycles",
+    "blocks / shared tiles",
+    "lb stages of a block",
+    "lb bytes",
+)
+
+
+class Candidate(NamedTuple):
+    """A form of a kernel for a product, as far as the trees ask.
+
+    ``problem`` is what the kernel does of the product, less a row or column that another one does.
+    ``form`` numbers v8's shapes from 0, then skinny's forms. ``wide`` says of A, B and C whether they are copied or
+    stored 16 bytes at a time (for skinny: of B, whether its wide factor is). ``copied`` names the factors copied first.
+    """
+
+    problem: Problem
+    form: int
+    block_m: int
+    block_n: int
+    wide: tuple[bool, bool, bool]
+    copied: str
+    tiles: int
+    stages: int
+    split_tiles: int
+    split_blocks: int
+    cycles: float
+
+
+class Trees(NamedTuple):
+    """``features`` and ``borders`` (trees, questions): a question is whether a feature is beyond its border.
+
+    ``leaves`` (trees, 2 ** questions); ``bias``, which is added to their sum.
+    """
+
+    features: Any
+    borders: Any
+    leaves: Any
+    bias: float
+
+    def predict(self, rows: Any) -> Any:
+        """log(measured / model) for rows of features, (candidates, features)."""
+        answers = rows[:, self.features] > self.borders
+        leaf = answers @ (1 << np.arange(self.features.shape[1]))
+        return self.leaves[np.arange(len(self.leaves)), leaf].sum(axis=1, dtype=np.float64) + self.bias
+
+
+def known(problem: Problem, sm_count: int, arch: tuple[int, int]) -> bool:
+    """Whether the trees hold for a product on a GPU."""
+    drawn = all(least <= getattr(problem, name) <= LARGEST for name, least in SMALLEST.items())
+    return drawn and problem.is_row_major and problem.batch == 1 and (sm_count, arch) == (SM_COUNT, ARCH)
+
+
+def corrected(candidates: Sequence[Candidate]) -> list[float]:
+    """The cycles of candidates, those near the cheapest times what the trees know of them."""
+    cycles = [one.cycles for one in candidates]
+    near = [index for index, one in enumerate(cycles) if one <= NEAR * min(cycles)]
+    rows = np.array([features(candidates[index]) for index in near], np.float32)
+    for index, factor in zip(near, np.exp(load_trees().predict(rows)), strict=True):
+        cycles[index] *= float(factor)
+    return cycles
+
+
+def features(one: Candidate) -> tuple[float, ...]:
+    """A candidate's row, see :data:`FEATURES`."""
+    m, n, k = one.problem.m, one.problem.n, one.problem.k
+    share = -(-one.split_tiles * one.stages // one.split_blocks) if one.split_blocks else one.stages
+    numbers = (m, n, k, one.tiles, one.cycles, share, one.problem.bytes_moved)
+    lb_m, lb_n, lb_k, lb_tiles, lb_cycles, lb_share, lb_bytes = np.log2(np.maximum(numbers, 1.0)).tolist()
+    return (
+        one.form, lb_m, lb_n, lb_k, *map(float, one.wide), ("a" in one.copied) + 2 * ("b" in one.copied),
+        lb_tiles, one.split_tiles, one.split_blocks,
+        one.tiles / SM_COUNT % 1, -(-(one.tiles - one.split_tiles) // SM_COUNT),
+        m / one.block_m % 1 if one.block_m else 0.0, n / one.block_n % 1 if one.block_n else 0.0,
+        lb_cycles, one.split_blocks / max(one.split_tiles, 1), lb_share, lb_bytes,
+    )  # fmt: skip
+
+
+@functools.cache
+def load_trees() -> Trees:
+    """The trees of the file that is shipped."""
+    with np.load(TREES) as found:
+        leaves = found["leaves"].astype(np.float32) * found["scale"]
+        return Trees(found["features"], found["borders"], leaves, float(found["bias"]))
