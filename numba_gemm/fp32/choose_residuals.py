@@ -5,7 +5,7 @@ that can be read. Single forms are 8% off (standard deviation), and not at rando
 next round, how many blocks read the same lines of a thin factor at once, or which stores share the L2 matters to one
 form and not to another. Formulas for the largest of these, with some 70 more numbers, brought the picks that are within
 5% of the fastest from 95.2 to 97.5% of random shapes; regression trees over the plain model, judged by shapes that they
-hadn't seen, to 98.6%. So the formulas were left out, and the trees are here.
+hadn't seen, to 99.0%. So the formulas were left out, and the trees are here.
 
 A tree asks six yes-or-no questions, the same ones on all its branches, so that the answers are the six bits of the
 number of its leaf. The leaves of all trees add up to log(measured / model). ``bench/fit_residuals.py`` makes the file

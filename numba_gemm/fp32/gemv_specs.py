@@ -23,9 +23,10 @@ from numba_gemm.spec import (
     make_config,
 )
 
-#: Tiles by the form and the width of W's loads; the first that fills the GPU in one launch, else the last. Rows of W
-#: shorter than ``SHORT_ROW`` are read 4 bytes at a time, aligned or not: one pass of the aligned tile takes 4096 terms
-#: of two rows. With it 6952×1×8 took 8.3 µs on an H200 where 5402×1×14 took 2.6; 1788×1×356 3.6, and 1542×1×394 2.5.
+#: Tiles by the form and the width of W's loads; the first that fills the GPU in one launch, else the last. Rows of W no
+#: longer than ``SHORT_ROW`` are read 4 bytes at a time, aligned or not: one pass of the aligned tile takes 4096 terms
+#: of two rows. µs on an H200 by either: 8192×1×64 3.3 and 10.3, 8192×1×508 6.9 and 13.1, 28672×1×1024 31.6 and 43.9,
+#: 1000×1×1024 4.1 and 3.7; 28672×1×2048 59.1 and 56.2, 1000×1×2048 6.4 and 4.3.
 TILES: dict[tuple[str, int], tuple[dict[str, int], ...]] = {
     ("along", 4): ({"warps": 8, "k_warps": 8, "rows": 2, "unroll_k": 4, "blocks_per_sm": 3},),
     ("along", 1): ({"warps": 8, "k_warps": 4, "rows": 4, "unroll_k": 2, "blocks_per_sm": 3},),
@@ -36,7 +37,7 @@ TILES: dict[tuple[str, int], tuple[dict[str, int], ...]] = {
     ("across", 1): ({"warps": 16, "lanes": 16, "unroll_k": 8, "blocks_per_sm": 2},),
 }
 
-SHORT_ROW = 512
+SHORT_ROW = 1024
 
 #: A part of K is at least so many passes of a block, or splitting costs more than it brings.
 SHALLOWEST_PASSES = 2
@@ -127,7 +128,7 @@ def config_of(problem: Problem, parts: int, tile: dict[str, int]) -> Config:
 def width_of(problem: Problem) -> int:
     """Words of the matrix that a thread loads at a time."""
     role = roles(problem)
-    short = role.form == "along" and problem.k < SHORT_ROW
+    short = role.form == "along" and problem.k <= SHORT_ROW
     return 1 if short or problem.misaligned(role.matrix, 4) else 4
 
 

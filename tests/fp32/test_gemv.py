@@ -8,11 +8,24 @@ from special_products import Product, run
 
 from numba_gemm.compile import compile_kernel
 from numba_gemm.errors import KernelConstraintError
-from numba_gemm.fp32.gemv_specs import GEMV, GEMV_SUM, choose_form, config_of, roles, shipped_configs
+from numba_gemm.fp32.gemv_specs import GEMV, GEMV_SUM, SHORT_ROW, choose_form, config_of, roles, shipped_configs
 from numba_gemm.problem import Problem
 
 #: (M or N, K): tiny, odd, whole tiles, one more and one less, several passes.
-SIZES = [(1, 1), (1, 4), (3, 1), (4, 4), (5, 7), (32, 64), (33, 65), (31, 255), (129, 100), (36, 1028), (9, 2051)]
+SIZES = [
+    (1, 1),
+    (1, 4),
+    (3, 1),
+    (4, 4),
+    (5, 7),
+    (32, 64),
+    (33, 65),
+    (31, 255),
+    (129, 100),
+    (36, 1028),
+    (5, 1103),
+    (9, 2051),
+]
 
 
 def vector_products():
@@ -43,6 +56,13 @@ def test_products(product):
     run(GEMV, product)
 
 
+@pytest.mark.parametrize(("k", "width"), [(4, 1), (SHORT_ROW, 1), (SHORT_ROW + 4, 4), (SHORT_ROW + 5, 1)])
+def test_short_rows_are_read_a_word_at_a_time(k, width):
+    """A matrix that is read across its columns is read 16 bytes at a time at any depth."""
+    assert dict(choose_form(Problem.packed(4096, 1, k), 132, (9, 0)))["vector_width"] == width
+    assert dict(choose_form(Problem.packed(1, 4096, k), 132, (9, 0)))["vector_width"] == 4
+
+
 @pytest.mark.parametrize("parts", [1, 2, 3, 7])
 @pytest.mark.parametrize("layout", ["row", "column"])
 def test_any_number_of_parts(layout, parts):
@@ -69,7 +89,7 @@ def test_an_infinity_at_the_edge_counts_once(layout):
 @pytest.mark.parametrize("layout", ["row", "column"])
 @pytest.mark.parametrize("vector", ["M", "N"])
 def test_loads_are_16_bytes_wide_and_nothing_is_read_twice(vector, layout):
-    k, j = 1024, 64
+    k, j = 2048, 64
     shape = (1, j, k, "row", layout) if vector == "M" else (j, 1, k, layout, "column")
     _, report, config = run(GEMV, Product(*shape), config=lambda problem: choose_form(problem, 1, (9, 0)))
     assert dict(config)["vector_width"] == 4
