@@ -79,7 +79,7 @@ class Candidate(NamedTuple):
 
 
 class Trees(NamedTuple):
-    """``features`` and ``borders`` (trees, questions): a question is whether a feature is beyond its border.
+    """``features`` and ``borders`` (trees, up to 8 questions): a question is whether a feature is beyond its border.
 
     ``leaves`` (trees, 2 ** questions); ``bias``, which is added to their sum.
     """
@@ -91,8 +91,9 @@ class Trees(NamedTuple):
 
     def predict(self, rows: Any) -> Any:
         """log(measured / model) for rows of features, (candidates, features)."""
-        answers = rows[:, self.features] > self.borders
-        leaf = answers @ (1 << np.arange(self.features.shape[1]))
+        leaf = np.zeros((len(rows), len(self.leaves)), np.uint8)
+        for bit, (feature, border) in enumerate(zip(self.features.T, self.borders.T, strict=True)):
+            leaf |= (rows[:, feature] > border).view(np.uint8) << np.uint8(bit)
         return self.leaves[np.arange(len(self.leaves)), leaf].sum(axis=1, dtype=np.float64) + self.bias
 
 
