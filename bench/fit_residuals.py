@@ -137,7 +137,10 @@ def together(first: Timings, second: Timings) -> Timings:
 
 def fit(timings: Timings, chosen: Any, trees: int) -> Trees:
     """Trees for the chosen rows."""
-    from catboost import CatBoostRegressor
+    try:
+        from catboost import CatBoostRegressor
+    except ImportError:
+        raise SystemExit("fit_residuals.py needs catboost, which fits the trees: pip install catboost") from None
 
     slower = (timings.us + timings.apart) / timings.fastest[timings.shape]
     weight = np.zeros(len(slower))
