@@ -12,15 +12,16 @@ from typing import NamedTuple
 
 from numba_gemm.fp32 import skinny_specs, v7_warptile
 from numba_gemm.fp32.choose_residuals import Candidate, corrected, known
-from numba_gemm.fp32.gemv_specs import GEMV, roles
+from numba_gemm.fp32.gemv_specs import GEMV
 from numba_gemm.fp32.v8_choose import DRAM_BYTES, SHAPES, choose_form
 from numba_gemm.problem import Problem
 
 #: The first compute capability that has asynchronous copies, which v8 and skinny are made of.
 ASYNC_ARCH = (8, 0)
 
-#: A matrix that gemv would read across its columns, these no longer than one stage of v8's tiles, goes to v8 if it has
-#: so many. H200: 1×2432×31 2.7 µs by gemv and 2.4 by v8, 1×6727×10 4.3 and 3.1; but 1×1458×29 2.5 and 2.7.
+#: A row vector times so many columns, no longer than one stage of v8's tiles, goes to v8 if gemv would read across.
+#: H200: 1×2432×31 2.7 µs by gemv and 2.4 by v8, 1×6727×10 4.3 and 3.1; but 1×1458×29 2.5 and 2.7. Of a column vector
+#: v8 would copy one word for a whole tile.
 FLAT_K, FLAT_OUTPUTS = 32, 2048
 
 
@@ -66,8 +67,7 @@ def choose_kernel(problem: Problem, sm_count: int, arch: tuple[int, int]) -> str
     arch : its compute capability.
     """
     if 1 in (problem.m, problem.n) and arch >= GEMV.min_arch:
-        role = roles(problem)
-        flat = role.form == "across" and problem.k <= FLAT_K and role.outputs >= FLAT_OUTPUTS
+        flat = problem.m == 1 and problem.b_layout == "row" and problem.k <= FLAT_K and problem.n >= FLAT_OUTPUTS
         return "v8" if flat and arch >= ASYNC_ARCH else "gemv"
     if arch < ASYNC_ARCH:
         return _without_async_copies(problem, sm_count)

@@ -106,7 +106,8 @@ def known(problem: Problem, sm_count: int, arch: tuple[int, int]) -> bool:
 def corrected(candidates: Sequence[Candidate]) -> list[float]:
     """The cycles of candidates, those near the cheapest times what the trees know of them."""
     cycles = [one.cycles for one in candidates]
-    near = [index for index, one in enumerate(cycles) if one <= NEAR * min(cycles)]
+    most = NEAR * min(cycles)
+    near = [index for index, one in enumerate(cycles) if one <= most]
     rows = np.array([features(candidates[index]) for index in near], np.float32)
     for index, factor in zip(near, np.exp(load_trees().predict(rows)), strict=True):
         cycles[index] *= float(factor)

@@ -187,6 +187,12 @@ def test_kernels_by_shape(shape, kernel):
     assert choose(Problem.packed(*shape), **H200)[0].name == kernel
 
 
+def test_a_column_vector_is_gemv_s_however_its_matrix_lies():
+    tall = replace(Problem.packed(6727, 1, 10), a_layout="column", lda=6727)
+    columns = replace(Problem.packed(1, 6727, 10), b_layout="column", ldb=10)
+    assert [choose(problem, **H200)[0].name for problem in (tall, columns)] == ["gemv", "gemv"]
+
+
 def test_gpus_without_asynchronous_copies_get_the_rungs_that_need_none():
     assert choose(Problem.packed(2048, 2048, 2048), arch=(7, 5), sm_count=40)[0].name == "v7"
     assert choose(Problem.packed(256, 256, 256), arch=(7, 5), sm_count=40)[0].name == "v3"

@@ -171,6 +171,8 @@ def test_what_would_be_tiles_of_one_column_or_row_is_apart_in_large_products():
         ((513, 513, 513), set()),
     ):
         assert {name for name, _ in by_model(*shape).apart} == names
+        if shape != (4097, 4096, 4096):  # by the trees the row apart is 1% slower there
+            assert {name for name, _ in chosen(*shape).apart} == names
 
 
 def test_blocks_of_a_product_have_a_form_without_a_row_or_column_apart():
@@ -374,6 +376,7 @@ def test_every_sm_gets_as_many_tiles_and_shares_as_it_holds_blocks():
         choice = by_model(*shape)
         assert (choice.split_tiles, choice.split_blocks) == (tiles, 264)
         assert (choice.parameters.tiles(*shape[:2]) - choice.split_tiles) % 264 == 0
+    assert chosen(256, 14336, 4096).split_blocks == 264
 
 
 @pytest.mark.parametrize(("extent", "stride"), [(4097, 4128), (4095, 4096), (4096, 4096), (31, 32), (5, 8)])
