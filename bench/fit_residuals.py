@@ -1,14 +1,14 @@
 """Learn what the FP32 cost models get wrong: ``python bench/fit_residuals.py``. Needs catboost, and no GPU.
 
 Reads records of ``bench/chooser.py --wide`` (``chooser_seed*.json.gz``; each has every form of every kernel that takes
-a shape, timed on an H200) and what ``numba-gemm tune`` timed of the suites (``tests/data/h200_tuned_forms.json``; large
-products with round sizes are rare among random ones), and fits regression trees to log(measured / model) of v8's forms
-and skinny's. Prints how good the pick is over shapes that the trees haven't seen, in cross-validation, and writes the
+a shape, timed on an H200; thin's are in ``chooser_thin.json.gz``) and what ``numba-gemm tune`` timed of the suites (``tests/data/h200_tuned_forms.json``; large
+products with round sizes are rare among random ones), and fits regression trees to log(measured / model) of v8's forms,
+skinny's and thin's. Prints how good the pick is over shapes that the trees haven't seen, in cross-validation, and writes the
 trees to ``numba_gemm/fp32/residuals_h200.npz``; what they may ask about a form, and how they are read, is
 ``numba_gemm/fp32/choose_residuals.py``'s.
 
     --records FILE …   other records
-    --trees N          how many (default 2500)
+    --trees N          how many (default 2000)
     --folds N          of the cross-validation; 0 leaves it out (default 4)
     --output FILE      of the trees
 
@@ -36,21 +36,23 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 from chooser import CLOSE, label  # noqa: E402
 
+from numba_gemm.fp32 import thin_choose, thin_specs  # noqa: E402
 from numba_gemm.fp32.choose_fp32 import skinny_candidate, skinny_cycles  # noqa: E402
 from numba_gemm.fp32.choose_residuals import ARCH, FEATURES, SM_COUNT, TREES, Trees, features, known  # noqa: E402
+from numba_gemm.fp32.thin_specs import THIN  # noqa: E402
 from numba_gemm.fp32.v8_choose import candidate, modelled  # noqa: E402
 from numba_gemm.fp32.v8_pipelined import SPEC  # noqa: E402
 from numba_gemm.problem import Problem  # noqa: E402
 from numba_gemm.spec import make_config  # noqa: E402
 
 SUITES = ROOT / "tests/data/h200_tuned_forms.json"
-RECORDS = sorted((ROOT / "bench/results/nvidia-h200").glob("chooser_seed*.json.gz"))
+RECORDS = sorted((ROOT / "bench/results/nvidia-h200").glob("chooser_*.json.gz"))
 #: Cycles in a µs of the GPU whose times these are.
 MHZ = 1980
 #: A tree's questions, the share of each that is taken, and the steps of a feature that a question may choose from.
-DEPTH, RATE, STEPS = 6, 0.1, 128
+DEPTH, RATE, STEPS = 7, 0.1, 128
 #: Forms count for less the further they are from the fastest: weights up to that multiple of it; none beyond the last.
-WEIGHTS = ((1.2, 1.0), (1.6, 0.5), (2.5, 0.15))
+WEIGHTS = ((1.1, 1.0), (1.3, 0.5), (2.0, 0.1))
 #: A shape of the suites counts as so many random ones.
 SUITE_WEIGHT = 10.0
 #: Errors beyond this (log) are some accident's.
@@ -81,14 +83,15 @@ Shape = tuple[Problem, dict[str, tuple[str, float]]]
 
 
 def read_records(paths: list[Path]) -> Iterator[Shape]:
-    """Each shape of records of chooser.py, with kernel and µs by the name of the form."""
+    """Each shape of records of chooser.py, with kernel and µs by the name of the form; of several records the first."""
+    found: dict[Problem, dict[str, tuple[str, float]]] = {}
     for path in paths:
         text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         for row in json.loads(text)["rows"]:
-            yield (
-                Problem.packed(row["m"], row["n"], row["k"]),
-                {name: (kernel, us) for kernel, name, us, _ in row["times"]},
-            )
+            timed = found.setdefault(Problem.packed(row["m"], row["n"], row["k"]), {})
+            for kernel, name, us, _ in row["times"]:
+                timed.setdefault(name, (kernel, us))
+    yield from found.items()
 
 
 def read_suites(path: Path) -> Iterator[Shape]:
@@ -106,7 +109,7 @@ def read_suites(path: Path) -> Iterator[Shape]:
 
 
 def read(shapes: Iterable[Shape], *, random: bool) -> Timings:
-    """The forms of v8 and of skinny that were timed."""
+    """The forms of v8, skinny and thin that were timed."""
     rows, cycles, us, apart, shape, fastest = [], [], [], [], [], []
     for problem, timed in shapes:
         if not known(problem, SM_COUNT, ARCH):
@@ -119,6 +122,11 @@ def read(shapes: Iterable[Shape], *, random: bool) -> Timings:
         for time in [time for kernel, time in timed.values() if kernel == "skinny"][:1]:
             by_model = skinny_cycles(problem, SM_COUNT, ARCH)
             found.append((skinny_candidate(problem, SM_COUNT, ARCH, by_model), time, 0.0))
+        if thin_specs.refuses(problem) is None:
+            for choice in thin_choose.modelled(problem, SM_COUNT, ARCH):
+                name = label(THIN, thin_specs.config_of(problem, choice.tile, choice.parts))
+                if name in timed:
+                    found.append((thin_choose.candidate(problem, choice, SM_COUNT, ARCH), timed[name][1], 0.0))
         rows += [features(one) for one, _, _ in found]
         cycles += [one.cycles for one, _, _ in found]
         us += [time - by_gemv for _, time, by_gemv in found]
@@ -207,7 +215,7 @@ def save(trees: Trees, path: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=Path, nargs="+", default=RECORDS)
-    parser.add_argument("--trees", type=int, default=2500)
+    parser.add_argument("--trees", type=int, default=2000)
     parser.add_argument("--folds", type=int, default=4)
     parser.add_argument("--output", type=Path, default=TREES)
     args = parser.parse_args()

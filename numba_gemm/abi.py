@@ -40,6 +40,13 @@ SKINNY = struct.Struct("<4Q3I4x5q2f3q")
 #: Workspace, C; J, I, K, blocks of the product's launch; strides of C along I and J; alpha, beta; batch stride of C.
 SKINNY_FIXUP = struct.Struct("<2Q4I2q2fq")
 
+#: W, X, C; J, I, K, depth of one part of K; ldw, strides of X along I and K, of C along I and J; alpha, beta; batch
+#: strides of W, X, C; stride from one part's C to the next.
+THIN = struct.Struct("<3Q4I5q2f4q")
+
+#: Partial sums, C; J, I, number of parts; strides of C along I and J; alpha, beta; batch stride of C.
+THIN_SUM = struct.Struct("<2Q3I4x2q2fq")
+
 #: The same as GEMM_F32_BATCHED, and the workspace; tiles whose k is shared, blocks that share it, stages of each such
 #: block.
 GEMM_F32_SPLIT = struct.Struct("<3Q3I4x3q2f3qQ3I")
@@ -72,6 +79,8 @@ PARAMETERS = {
     "gemv_sum": GEMV_SUM,
     "skinny": SKINNY,
     "skinny_fixup": SKINNY_FIXUP,
+    "thin": THIN,
+    "thin_sum": THIN_SUM,
     "repack_16": REPACK,
     "repack_32": REPACK,
     "repack_pair_16": REPACK_PAIR,

@@ -17,6 +17,7 @@ from numba_gemm.fp32 import (
 )
 from numba_gemm.fp32.gemv_specs import GEMV
 from numba_gemm.fp32.skinny_specs import SKINNY
+from numba_gemm.fp32.thin_specs import THIN
 from numba_gemm.spec import KernelSpec
 from numba_gemm.tensorcore.specs import T1, T2, T3, T4
 from numba_gemm.tensorcore.w_specs import W1, W2
@@ -42,7 +43,7 @@ LADDER: dict[str, KernelSpec] = {
 }
 
 #: Kernels for special shapes, which stand beside the ladder: one vector, one narrow side.
-SPECIAL: dict[str, KernelSpec] = {spec.name: spec for spec in (GEMV, SKINNY)}
+SPECIAL: dict[str, KernelSpec] = {spec.name: spec for spec in (GEMV, SKINNY, THIN)}
 
 #: The baseline on the CPU, which is no GPU kernel but stands at the foot of the ladder.
 CPU_BASELINE = "cpu"

@@ -83,6 +83,17 @@ SKINNY_FIXUP_SIGNATURE = types.void(
     *[FLOAT_POINTER] * 2, *[types.uint32] * 4, *[types.int64] * 2, *[types.float32] * 2, types.int64
 )
 
+#: W, X, C; J, I, K, depth of one part of K; ldw, strides of X along I and K, of C along I and J; alpha, beta; batch
+#: strides of W, X, C; stride from one part's C to the next.
+THIN_SIGNATURE = types.void(
+    *[FLOAT_POINTER] * 3, *[types.uint32] * 4, *[types.int64] * 5, *[types.float32] * 2, *[types.int64] * 4
+)
+
+#: Partial sums, C; J, I, number of parts; strides of C along I and J; alpha, beta; batch stride of C.
+THIN_SUM_SIGNATURE = types.void(
+    *[FLOAT_POINTER] * 2, *[types.uint32] * 3, *[types.int64] * 2, *[types.float32] * 2, types.int64
+)
+
 #: As GEMM_BATCHED_SIGNATURE; workspace; tiles whose k is shared, blocks that share it, stages of each such block.
 GEMM_SPLIT_SIGNATURE = types.void(*GEMM_BATCHED_SIGNATURE.args, FLOAT_POINTER, *[types.uint32] * 3)
 
@@ -101,6 +112,8 @@ SIGNATURES = {
     "gemv_sum": GEMV_SUM_SIGNATURE,
     "skinny": SKINNY_SIGNATURE,
     "skinny_fixup": SKINNY_FIXUP_SIGNATURE,
+    "thin": THIN_SIGNATURE,
+    "thin_sum": THIN_SUM_SIGNATURE,
     "repack_16": _repack_signature(types.uint16),
     "repack_32": _repack_signature(types.uint32),
     "repack_pair_16": _repack_pair_signature(types.uint16),

@@ -1,8 +1,9 @@
 """Which kernel an FP32 product gets by rule: the one that takes the fewest cycles by the models of its costs.
 
 A vector goes to gemv, which reads the other factor once at the speed of memory; but many short columns go to v8. What
-has one narrow side is either v8's or skinny's: skinny's tiles are as tall as that side, so that the wide factor is read
-once, v8's have more FMAs for each byte. All else is v8's. GPUs before sm_80 have no asynchronous copies, and get the
+has one narrow side is v8's, skinny's or thin's: thin has no tiles, and a few vectors wait for what it reads; skinny's
+tiles are as tall as that side, so that the wide factor is read once; v8's have more FMAs for each byte. All else is
+v8's. GPUs before sm_80 have no asynchronous copies, and get the
 rungs that don't need them.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from numba_gemm.fp32 import skinny_specs, v7_warptile
+from numba_gemm.fp32 import skinny_specs, thin_choose, thin_specs, v7_warptile
 from numba_gemm.fp32.choose_residuals import Candidate, corrected, known
 from numba_gemm.fp32.gemv_specs import GEMV
 from numba_gemm.fp32.v8_choose import DRAM_BYTES, SHAPES, choose_form
@@ -73,11 +74,12 @@ def choose_kernel(problem: Problem, sm_count: int, arch: tuple[int, int]) -> str
         return _without_async_copies(problem, sm_count)
     if skinny_specs.refuses(problem) is not None:
         return "v8"
-    by_v8 = choose_form(problem, sm_count, arch).cycles
-    by_skinny = skinny_cycles(problem, sm_count, arch)
+    costs = {"v8": choose_form(problem, sm_count, arch).cycles, "skinny": skinny_cycles(problem, sm_count, arch)}
     if known(problem, sm_count, arch):
-        (by_skinny,) = corrected([skinny_candidate(problem, sm_count, arch, by_skinny)])
-    return "skinny" if by_skinny < by_v8 else "v8"
+        (costs["skinny"],) = corrected([skinny_candidate(problem, sm_count, arch, costs["skinny"])])
+    if thin_specs.refuses(problem) is None:
+        costs["thin"] = thin_choose.choices(problem, sm_count, arch)[0].cycles
+    return min(costs, key=costs.__getitem__)
 
 
 def skinny_cycles(problem: Problem, sm_count: int, arch: tuple[int, int]) -> float:

@@ -1,14 +1,14 @@
 """What the cost models of FP32 kernels get wrong on an H200, learnt from times: a factor for each form's cycles.
 
-The models of v8 (``v8_choose.py``) and of skinny (``choose_fp32.py``) have each effect that we know once, as a number
+The models of v8 (``v8_choose.py``), of skinny (``choose_fp32.py``) and of thin (``thin_choose.py``) have each effect that we know once, as a number
 that can be read. Single forms are 8% off (standard deviation), and not at random: how near a number of tiles is to the
 next round, how many blocks read the same lines of a thin factor at once, or which stores share the L2 matters to one
 form and not to another. Formulas for the largest of these, with some 70 more numbers, brought the picks that are within
 5% of the fastest from 95.2 to 97.5% of random shapes; regression trees over the plain model, judged by shapes that they
 hadn't seen, to 99.0%. So the formulas were left out, and the trees are here.
 
-A tree asks six yes-or-no questions, the same ones on all its branches, so that the answers are the six bits of the
-number of its leaf. The leaves of all trees add up to log(measured / model). ``bench/fit_residuals.py`` makes the file
+A tree asks seven yes-or-no questions, the same ones on all its branches, so that the answers are the seven bits of
+the number of its leaf. The leaves of all trees add up to log(measured / model). ``bench/fit_residuals.py`` makes the file
 of trees from records of ``bench/chooser.py`` and says how good they are on shapes that they haven't seen.
 
 They hold for what was timed, one product of row-major factors with dimensions up to 8192 on a GPU like that one;
@@ -54,15 +54,31 @@ FEATURES = (
     "blocks / shared tiles",
     "lb stages of a block",
     "lb bytes",
+    "blocks / SMs, the fraction",
+    "blocks of an SM",
+    "N beyond whole sectors of a row",
+    "K beyond whole lines of a row",
+    "stages beyond whole shares",
+    "stages that the shares have too many",
+    "thin: blocks / room of the GPU",
+    "thin: outputs of a block",
+    "thin: lanes side by side",
+    "thin: warps",
+    "thin: warps that share k",
+    "thin: steps of a pass",
+    "thin: the last pass of a part, the fraction",
 )
+#: Words of a sector and of a line of memory.
+SECTOR, LINE = 8, 32
 
 
 class Candidate(NamedTuple):
     """A form of a kernel for a product, as far as the trees ask.
 
     ``problem`` is what the kernel does of the product, less a row or column that another one does.
-    ``form`` numbers v8's shapes from 0, then skinny's forms. ``wide`` says of A, B and C whether they are copied or
-    stored 16 bytes at a time (for skinny: of B, whether its wide factor is). ``copied`` names the factors copied first.
+    ``form`` numbers v8's shapes from 0, then skinny's forms, then thin's. ``wide`` says of A, B and C whether they are
+    copied or stored 16 bytes at a time (for skinny and thin: of B, whether their wide factor is). ``copied`` names the
+    factors copied first. ``thin`` has the last columns of a form of thin.
     """
 
     problem: Problem
@@ -76,6 +92,7 @@ class Candidate(NamedTuple):
     split_tiles: int
     split_blocks: int
     cycles: float
+    thin: tuple[float, ...] = (0.0,) * 7
 
 
 class Trees(NamedTuple):
@@ -117,15 +134,19 @@ def corrected(candidates: Sequence[Candidate]) -> list[float]:
 def features(one: Candidate) -> tuple[float, ...]:
     """A candidate's row, see :data:`FEATURES`."""
     m, n, k = one.problem.m, one.problem.n, one.problem.k
-    share = -(-one.split_tiles * one.stages // one.split_blocks) if one.split_blocks else one.stages
+    shared = one.split_tiles * one.stages
+    share = -(-shared // one.split_blocks) if one.split_blocks else one.stages
     numbers = (m, n, k, one.tiles, one.cycles, share, one.problem.bytes_moved)
     lb_m, lb_n, lb_k, lb_tiles, lb_cycles, lb_share, lb_bytes = np.log2(np.maximum(numbers, 1.0)).tolist()
+    blocks = one.tiles - one.split_tiles + one.split_blocks
     return (
         one.form, lb_m, lb_n, lb_k, *map(float, one.wide), ("a" in one.copied) + 2 * ("b" in one.copied),
         lb_tiles, one.split_tiles, one.split_blocks,
         one.tiles / SM_COUNT % 1, -(-(one.tiles - one.split_tiles) // SM_COUNT),
         m / one.block_m % 1 if one.block_m else 0.0, n / one.block_n % 1 if one.block_n else 0.0,
         lb_cycles, one.split_blocks / max(one.split_tiles, 1), lb_share, lb_bytes,
+        blocks / SM_COUNT % 1, -(-blocks // SM_COUNT), n % SECTOR, k % LINE,
+        one.stages % max(share, 1), share * one.split_blocks - shared if one.split_blocks else 0, *one.thin,
     )  # fmt: skip
 
 
