@@ -23,6 +23,8 @@ from numba_gemm.choose import choose
 from numba_gemm.device.memory import rows_are_contiguous
 from numba_gemm.emulate import run_form
 from numba_gemm.emulator.machine import Machine
+from numba_gemm.fp32 import thin_specs
+from numba_gemm.fp32.thin import outputs_of, pass_of
 from numba_gemm.fp32.v8_choose import SHAPES, Choice, Shape, parameters_for
 from numba_gemm.problem import ALIGNMENT, Problem
 from numba_gemm.spec import Addresses, Config, KernelSpec, describe_config
@@ -65,6 +67,29 @@ class FormCase(Case):
         copied = f" copied={self.copied}" if self.copied else ""
         split = f" split={self.split[0]}/{self.split[1]}" if self.split[1] else ""
         return f"{super().__str__()} {self.tile}{copied}{split}"
+
+
+@dataclass(frozen=True)
+class TileCase(Case):
+    """A product by one of thin's tiles, by its number among those of its kind, with K in so many parts."""
+
+    tile: int = 0
+    parts: int = 1
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} tile={self.tile} parts={self.parts}"
+
+
+def thin_tiles() -> Iterator[Case]:
+    """Every tile of thin, on a product of several blocks and passes that ends inside both."""
+    for (form, width, narrow), tiles in thin_specs.TILES.items():
+        for number, tile in enumerate(tiles):
+            values = {**tile, "narrow": narrow}
+            j = max(32, min(2 * outputs_of(form, values), 96)) + (4 if width == 4 else 5)
+            k, i = pass_of(form, values) + 39, narrow - number % 3
+            m, n = (j, i) if form == "along" else (i, j)
+            alpha, beta = ((1.0, 0.0), (0.75, -1.25))[number % 2]
+            yield TileCase(m, n, k, alpha=alpha, beta=beta, tile=number, parts=(1, 2, 5)[number % 3])
 
 
 def tile_of(shape: Shape) -> str:
@@ -190,6 +215,33 @@ _CASES: dict[str, list[Case]] = {
             )
         ),
     ],
+    "thin": [
+        *thin_tiles(),
+        # A few rows, then a few columns.
+        Case(2, 3, 1),
+        Case(3, 200, 1),
+        Case(200, 7, 1),
+        Case(4, 4096, 40),
+        Case(4, 12, 6000),
+        Case(13, 6, 4001),
+        Case(5, 131, 301, layout="padded", alpha=0.75, beta=-1.25),
+        Case(131, 5, 301, layout="padded", alpha=0.75, beta=-1.25),
+        Case(9, 67, 53, layout="sliced"),
+        Case(67, 9, 53, layout="sliced"),
+        Case(6, 264, 68, layout="spaced"),
+        Case(264, 6, 68, layout="spaced"),
+        Case(4, 132, 100, layout="transposed"),
+        Case(132, 4, 100, layout="transposed", alpha=2.0, beta=0.5),
+        Case(5, 8, 7, alpha=0.0, beta=0.5),
+        *(
+            case
+            for inputs in ("wide", "subnormal", "special", "huge")
+            for case in (
+                Case(8, 72, 36, inputs=inputs),
+                Case(39, 5, 21, inputs=inputs, alpha=0.625, beta=2.5),
+            )
+        ),
+    ],
 }
 
 
@@ -234,6 +286,8 @@ def plan(kernel: str, case: Case, form: str = "") -> tuple[Problem, KernelSpec, 
         parameters = parameters_for(shape, problem, case.copied, ARCH)
         assert parameters is not None, f"{case}: there is no such form"
         config = Choice(parameters, *case.split, case.copied).config
+    if isinstance(case, TileCase):
+        config = thin_specs.config_of(problem, thin_specs.tiles_of(problem)[case.tile], case.parts)
     if form and spec.select is not None:
         config = described(form)
     assert spec.unmet(problem, config) is None, f"{case}: {spec.unmet(problem, config)}"

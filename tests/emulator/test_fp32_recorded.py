@@ -36,6 +36,7 @@ from fp32_inputs import (  # noqa: E402
 from numba_gemm.cases import Case  # noqa: E402
 from numba_gemm.catalog import LADDER  # noqa: E402
 from numba_gemm.fp32.gemv_specs import GEMV  # noqa: E402
+from numba_gemm.fp32.thin_specs import THIN, TILES  # noqa: E402
 from numba_gemm.fp32.v8_choose import SHAPES  # noqa: E402
 
 RECORD = TESTS / "data" / "h200_fp32.json"
@@ -155,6 +156,13 @@ def test_skinny_s_cases_cover_its_tiles_and_runs():
     }  # fmt: skip
     launches = {len(spec.plan(problem, config).launches) for problem, spec, config, _ in plans}
     assert launches == {1, 2}
+
+
+def test_thin_s_cases_cover_its_forms_and_parts():
+    configs = [plan("thin", case)[2] for case in cases("thin")]
+    assert {tuple(item for item in config if item[0] != "parts") for config in configs} == set(THIN.configs)
+    split = [dict(config) for config in configs if dict(config).get("parts", 1) > 1]
+    assert {(form["form"], form.get("vector_width", 1), form["narrow"]) for form in split} == set(TILES)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
