@@ -143,7 +143,7 @@ def accepted_cases(case: Case, refuses: Callable[[Problem], str | None] | None) 
     """
     if refuses is None:
         return [case]
-    for most in (max(case.m, case.n), 64, 1):
+    for most in (max(case.m, case.n), 64, 16, 1):
         narrowed = dict.fromkeys((replace(case, m=min(case.m, most)), replace(case, n=min(case.n, most))))
         taken = [one for one in narrowed if refuses(_packed(one)) is None]
         if taken:
