@@ -14,6 +14,8 @@ the worst, and the geometric mean. Prints that and the worst picks.
     --rounds N    rounds of the second look (default 7)
     --name FILE   of the record (default chooser.json); one that ends in .gz is compressed, for fit_residuals.py
     --wide        time every form that v8's model knows within 3 times the cheapest, not only what the tuner would
+    --near        time only the forms that the choice finds nearly equal: many shapes, to learn from; no vectors
+    --kernel NAME time only this kernel's forms beside the pick, at the shapes that it takes
     --compile     compile what it needs for an H200, count it and end; needs no GPU
 """
 
@@ -35,10 +37,13 @@ ROOT = Path(__file__).resolve().parents[1]
 if importlib.util.find_spec("numba_gemm") is None:
     sys.path.insert(0, str(ROOT))
 
+from numba_gemm.catalog import get_spec  # noqa: E402
 from numba_gemm.choose import choose  # noqa: E402
 from numba_gemm.compile.ahead import compile_ahead  # noqa: E402
 from numba_gemm.errors import NumbaGemmError  # noqa: E402
-from numba_gemm.fp32 import v8_pipelined  # noqa: E402
+from numba_gemm.fp32 import choose_fp32, skinny_specs, thin_choose, thin_specs, v8_pipelined  # noqa: E402
+from numba_gemm.fp32.skinny_specs import SKINNY  # noqa: E402
+from numba_gemm.fp32.thin_specs import THIN  # noqa: E402
 from numba_gemm.fp32.v8_choose import choices  # noqa: E402
 from numba_gemm.fp32.v8_parameters import V8Parameters  # noqa: E402
 from numba_gemm.problem import Problem  # noqa: E402
@@ -54,6 +59,8 @@ HOPELESS = 1.5
 CHECKED_ROWS, LARGEST_ERROR = 16, 1e-5
 #: With ``--wide``, forms of v8 are timed up to this multiple of the cheapest by the model, and no more than so many.
 WIDE, MOST_WIDE = 3.0, 40
+#: With ``--near``, forms up to this multiple of the cheapest's cycles, but so many at least and at most.
+NEAR, FEWEST_NEAR, MOST_NEAR = 1.1, 3, 9
 #: Picks beyond ``CLOSE`` that are printed, the worst first.
 PRINTED = 20
 H200 = ((9, 0), 132)
@@ -69,15 +76,36 @@ def draw(count: int, seed: int) -> list[Problem]:
     return [Problem.packed(size(), size(), size()) for _ in range(count)]
 
 
-def contenders(problem: Problem, arch: tuple[int, int], sm_count: int, *, wide: bool) -> list[Candidate]:
+def contenders(
+    problem: Problem, arch: tuple[int, int], sm_count: int, *, wide: bool = False, near: bool = False, kernel: str = ""
+) -> list[Candidate]:
     """The model's pick first, then what the tuner would time beside it, then all that v8's model knows."""
     pick = choose(problem, arch=arch, sm_count=sm_count)
+    if near:
+        return list(dict.fromkeys([pick, *nearly_equal(problem, arch, sm_count)]))
     found = [pick, *candidates(problem, arch=arch, sm_count=sm_count)]
+    if kernel:
+        return list(dict.fromkeys([pick, *(one for one in found if one[0].name == kernel)]))
     if wide and 1 not in (problem.m, problem.n):
         every = sorted(choices(problem, sm_count, arch), key=lambda choice: choice.cycles)
         near = [choice for choice in every if choice.cycles <= WIDE * every[0].cycles]
         found += [(v8_pipelined.SPEC, choice.config) for choice in near[:MOST_WIDE]]
     return list(dict.fromkeys(found))
+
+
+def nearly_equal(problem: Problem, arch: tuple[int, int], sm_count: int) -> list[Candidate]:
+    """The forms whose cycles, as the choice sees them, are near the cheapest's, of all kernels that it compares."""
+    found = [(choice.cycles, v8_pipelined.SPEC, choice.config) for choice in choices(problem, sm_count, arch)]
+    if SKINNY.refuses is not None and SKINNY.refuses(problem) is None:
+        cycles = choose_fp32.corrected_skinny(problem, sm_count, arch)
+        found.append((cycles, SKINNY, skinny_specs.choose_form(problem, sm_count, arch)))
+    if THIN.refuses is not None and THIN.refuses(problem) is None:
+        for choice in thin_choose.choices(problem, sm_count, arch):
+            found.append((choice.cycles, THIN, thin_specs.config_of(problem, choice.tile, choice.parts)))
+    found.sort(key=lambda one: one[0])
+    most = NEAR * found[0][0]
+    near = [one for index, one in enumerate(found) if index < FEWEST_NEAR or one[0] <= most]
+    return [(spec, config) for _, spec, config in near[:MOST_NEAR]]
 
 
 def label(spec: KernelSpec, config: Config) -> str:
@@ -247,14 +275,22 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--wide", action="store_true")
+    parser.add_argument("--near", action="store_true")
+    parser.add_argument("--kernel", default="")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--output", type=Path, help="folder of the record (default: bench/results/<gpu>)")
     parser.add_argument("--name", default="chooser.json")
     parser.add_argument("--commit", help="of the checkout, where git can't tell")
     args = parser.parse_args()
     problems = draw(args.shapes, args.seed)
+    if args.near:
+        problems = [problem for problem in problems if 1 not in (problem.m, problem.n)]
+    if args.kernel:
+        refuses = get_spec(args.kernel).refuses
+        problems = [problem for problem in problems if refuses is None or refuses(problem) is None]
+    which = {"wide": args.wide, "near": args.near, "kernel": args.kernel}
     if args.compile:
-        compile_all(problems, [contenders(problem, *H200, wide=args.wide) for problem in problems], H200[0])
+        compile_all(problems, [contenders(problem, *H200, **which) for problem in problems], H200[0])
         return 0
 
     from numba_gemm.benchmark.record import SCHEMA, environment, slug
@@ -262,7 +298,7 @@ def main() -> int:
     bench = Bench(args.rounds)
     device = bench.context.device
     arch, sm_count = device.compute_capability, device.sm_count
-    forms_of = [contenders(problem, arch, sm_count, wide=args.wide) for problem in problems]
+    forms_of = [contenders(problem, arch, sm_count, **which) for problem in problems]
     compile_all(problems, forms_of, arch)
     start = time.perf_counter()
     rows = [bench.measure(problem, forms) for problem, forms in zip(problems, forms_of, strict=True)]
@@ -274,7 +310,7 @@ def main() -> int:
         "environment": environment(device, peer=bench.peer.version, commit=args.commit),
         "seed": args.seed,
         "summary": found,
-        "wide": args.wide,
+        **which,
     }
     path = (args.output or ROOT / "bench" / "results" / slug(device.name)) / args.name
     path.parent.mkdir(parents=True, exist_ok=True)

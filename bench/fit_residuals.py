@@ -1,10 +1,10 @@
 """Learn what the FP32 cost models get wrong: ``python bench/fit_residuals.py``. Needs catboost, and no GPU.
 
-Reads records of ``bench/chooser.py --wide`` (``chooser_seed*.json.gz``; each has every form of every kernel that takes
-a shape, timed on an H200; thin's are in ``chooser_thin.json.gz``) and what ``numba-gemm tune`` timed of the suites (``tests/data/h200_tuned_forms.json``; large
-products with round sizes are rare among random ones), and fits regression trees to log(measured / model) of v8's forms,
-skinny's and thin's. Prints how good the pick is over shapes that the trees haven't seen, in cross-validation, and writes the
-trees to ``numba_gemm/fp32/residuals_h200.npz``; what they may ask about a form, and how they are read, is
+Reads records of ``bench/chooser.py`` (``chooser_*.json.gz``: forms of every kernel that takes a shape, timed on an
+H200) and what ``numba-gemm tune`` timed of the suites (``tests/data/h200_tuned_forms.json``; large products with round
+sizes are rare among random ones), and fits regression trees to log(measured / model) of v8's forms, skinny's and
+thin's. Prints how good the pick is over shapes that the trees haven't seen, in cross-validation, and writes the trees
+to ``numba_gemm/fp32/residuals_h200.npz``; what they may ask about a form, and how they are read, is
 ``numba_gemm/fp32/choose_residuals.py``'s.
 
     --records FILE …   other records
@@ -12,8 +12,12 @@ trees to ``numba_gemm/fp32/residuals_h200.npz``; what they may ask about a form,
     --folds N          of the cross-validation; 0 leaves it out (default 4)
     --output FILE      of the trees
 
-The times of a GPU serve as long as its kernels do: measure again if v8 or skinny change, or the models' numbers
-(``python bench/chooser.py --shapes 2600 --seed 100 --wide --rounds 5 --name chooser_seed100.json.gz``).
+The times of a GPU serve as long as its kernels do: measure again if v8, skinny or thin change, or the models' numbers.
+What was timed, by ``python bench/chooser.py --rounds 5`` with
+
+    --shapes 2600 --seed 100 --wide --name chooser_seed100.json.gz   (and seed 101; before there was thin)
+    --shapes 2600 --seed 100 --kernel thin                           (and seed 101, in chooser_thin.json.gz)
+    --shapes 7000 --seed 102 --near --name chooser_near102.json.gz   (as many of them as a run had time for)
 """
 
 from __future__ import annotations
@@ -52,7 +56,7 @@ MHZ = 1980
 #: A tree's questions, the share of each that is taken, and the steps of a feature that a question may choose from.
 DEPTH, RATE, STEPS = 7, 0.1, 128
 #: Forms count for less the further they are from the fastest: weights up to that multiple of it; none beyond the last.
-WEIGHTS = ((1.1, 1.0), (1.3, 0.5), (2.0, 0.1))
+WEIGHTS = ((1.2, 1.0), (1.6, 0.5), (2.5, 0.15))
 #: A shape of the suites counts as so many random ones.
 SUITE_WEIGHT = 10.0
 #: Errors beyond this (log) are some accident's.
@@ -143,6 +147,18 @@ def together(first: Timings, second: Timings) -> Timings:
     return Timings(*(np.concatenate(both) for both in zip(first, second, strict=True)))
 
 
+def fastest_of_its_kind(timings: Timings) -> Any:
+    """For each form the µs of the fastest of its kind for its shape: thin's, or v8's and skinny's.
+
+    Where thin is much faster, forms of v8 that are near v8's fastest still say how v8 behaves.
+    """
+    thin = timings.rows[:, FEATURES.index("thin: warps")] > 0
+    kind = 2 * timings.shape + thin
+    fastest = np.full(2 * len(timings.fastest), np.inf)
+    np.minimum.at(fastest, kind, timings.us + timings.apart)
+    return fastest[kind]
+
+
 def fit(timings: Timings, chosen: Any, trees: int) -> Trees:
     """Trees for the chosen rows."""
     try:
@@ -150,7 +166,7 @@ def fit(timings: Timings, chosen: Any, trees: int) -> Trees:
     except ImportError:
         raise SystemExit("fit_residuals.py needs catboost, which fits the trees: pip install catboost") from None
 
-    slower = (timings.us + timings.apart) / timings.fastest[timings.shape]
+    slower = (timings.us + timings.apart) / fastest_of_its_kind(timings)
     weight = np.zeros(len(slower))
     for most, value in reversed(WEIGHTS):
         weight[slower <= most] = value

@@ -74,12 +74,18 @@ def choose_kernel(problem: Problem, sm_count: int, arch: tuple[int, int]) -> str
         return _without_async_copies(problem, sm_count)
     if skinny_specs.refuses(problem) is not None:
         return "v8"
-    costs = {"v8": choose_form(problem, sm_count, arch).cycles, "skinny": skinny_cycles(problem, sm_count, arch)}
-    if known(problem, sm_count, arch):
-        (costs["skinny"],) = corrected([skinny_candidate(problem, sm_count, arch, costs["skinny"])])
+    costs = {"v8": choose_form(problem, sm_count, arch).cycles, "skinny": corrected_skinny(problem, sm_count, arch)}
     if thin_specs.refuses(problem) is None:
         costs["thin"] = thin_choose.choices(problem, sm_count, arch)[0].cycles
     return min(costs, key=costs.__getitem__)
+
+
+def corrected_skinny(problem: Problem, sm_count: int, arch: tuple[int, int]) -> float:
+    """The same as :func:`skinny_cycles`, times what is known of its error."""
+    cycles = skinny_cycles(problem, sm_count, arch)
+    if known(problem, sm_count, arch):
+        (cycles,) = corrected([skinny_candidate(problem, sm_count, arch, cycles)])
+    return cycles
 
 
 def skinny_cycles(problem: Problem, sm_count: int, arch: tuple[int, int]) -> float:

@@ -1,14 +1,15 @@
 """What the cost models of FP32 kernels get wrong on an H200, learnt from times: a factor for each form's cycles.
 
-The models of v8 (``v8_choose.py``), of skinny (``choose_fp32.py``) and of thin (``thin_choose.py``) have each effect that we know once, as a number
-that can be read. Single forms are 8% off (standard deviation), and not at random: how near a number of tiles is to the
-next round, how many blocks read the same lines of a thin factor at once, or which stores share the L2 matters to one
-form and not to another. Formulas for the largest of these, with some 70 more numbers, brought the picks that are within
-5% of the fastest from 95.2 to 97.5% of random shapes; regression trees over the plain model, judged by shapes that they
-hadn't seen, to 99.0%. So the formulas were left out, and the trees are here.
+The models of v8 (``v8_choose.py``), of skinny (``choose_fp32.py``) and of thin (``thin_choose.py``) have each effect
+that we know once, as a number that can be read. Single forms are 8 to 10% off (standard deviation), and not at random:
+how near a number of tiles is to the next round, how many blocks read the same lines of a narrow factor at once, or
+which stores share the L2 matters to one form and not to another. Formulas for the largest of these in v8's model, with
+some 70 more numbers, brought the picks that are within 5% of the fastest from 95.2 to 97.5% of random shapes;
+regression trees over the plain model, judged by shapes that they hadn't seen, to 99.0%. So the formulas were left out,
+and the trees are here.
 
-A tree asks seven yes-or-no questions, the same ones on all its branches, so that the answers are the seven bits of
-the number of its leaf. The leaves of all trees add up to log(measured / model). ``bench/fit_residuals.py`` makes the file
+A tree asks seven yes-or-no questions, the same ones on all its branches, so that the answers are the seven bits of the
+number of its leaf. The leaves of all trees add up to log(measured / model). ``bench/fit_residuals.py`` makes the file
 of trees from records of ``bench/chooser.py`` and says how good they are on shapes that they haven't seen.
 
 They hold for what was timed, one product of row-major factors with dimensions up to 8192 on a GPU like that one;

@@ -26,7 +26,7 @@ Bound by    memory.
 
 from __future__ import annotations
 
-from numba_gemm.compile.unroll import unroll
+from numba_gemm.compile.unroll import expand_unrolled, unroll
 
 WARP = 32
 FULL_WARP = 0xFFFFFFFF
@@ -104,7 +104,6 @@ def build_along(narrow: int, rows: int, lanes: int, warps: int, k_warps: int, un
     from numba_gemm.intrinsics import (
         cp_async_commit,
         cp_async_wait,
-        load_global_stream,
         load_shared_v4_at,
         offset_pointer,
         shared_address,
@@ -121,6 +120,7 @@ def build_along(narrow: int, rows: int, lanes: int, warps: int, k_warps: int, un
     words, chunk_words = shared_words("along", parameters), depth * pitch
     sums_of_thread = rows * narrow
     copy_x = chunk_copies(narrow, warps, depth, in_a_pass)
+    load_w = row_loads(rows, lanes, unroll_k)
     multiply = outer_product(narrow, rows)
     add_lanes = halving_sums(sums_of_thread, lanes // 2, 1)
     held = max(1, sums_of_thread // lanes)  # sums that a thread holds in the end
@@ -159,13 +159,7 @@ def build_along(narrow: int, rows: int, lanes: int, warps: int, k_warps: int, un
         copy_x(vectors, x_from, x_ring, NARROW, left, x_stride_i, x_stride_k, thread)
         cp_async_commit()
         k = uint32(begin + own_k)
-        for u in unroll(unroll_k):
-            if uint32(k + uint32(u * lanes)) < end:
-                for r in unroll(rows):
-                    w_values[u, r] = load_global_stream(matrix, row_offsets[r] + int64(uint32(k + uint32(u * lanes))))
-            else:
-                for r in unroll(rows):
-                    w_values[u, r] = float32(0)
+        load_w(matrix, row_offsets, k, end, w_values)
 
         read, fill = uint32(0), uint32(4 * chunk_words)
         while left > int32(0):
@@ -185,15 +179,7 @@ def build_along(narrow: int, rows: int, lanes: int, warps: int, k_warps: int, un
                     multiply(total, x_values, uint32(0), w_values, uint32(u * rows))
                 done = uint32(done + uint32(4 * pitch * in_a_pass))
                 k = uint32(k + uint32(in_a_pass))
-                for u in unroll(unroll_k):
-                    if uint32(k + uint32(u * lanes)) < end:
-                        for r in unroll(rows):
-                            w_values[u, r] = load_global_stream(
-                                matrix, row_offsets[r] + int64(uint32(k + uint32(u * lanes)))
-                            )
-                    else:
-                        for r in unroll(rows):
-                            w_values[u, r] = float32(0)
+                load_w(matrix, row_offsets, k, end, w_values)
             cuda.syncthreads()  # it has been read
             read, fill = fill, read
 
@@ -233,8 +219,6 @@ def build_across(narrow: int, vector_width: int, lanes: int, warps: int, unroll_
     from numba_gemm.intrinsics import (
         cp_async_commit,
         cp_async_wait,
-        load_global_stream,
-        load_global_stream_v4,
         load_shared_v4_at,
         offset_pointer,
         shared_address,
@@ -248,9 +232,9 @@ def build_across(narrow: int, vector_width: int, lanes: int, warps: int, unroll_
     threads, pitch, groups = warps * WARP, x_pitch(narrow), warps * WARP // lanes
     outputs, in_a_pass = outputs_of("across", parameters), pass_of("across", parameters)
     words, chunk_words = shared_words("across", parameters), depth * pitch
-    vectorised = vector_width == 4
     sums_of_thread = narrow * vector_width
     copy_x = chunk_copies(narrow, warps, depth, in_a_pass)
+    load_w = column_loads(vector_width, groups, unroll_k)
     multiply = outer_product(narrow, vector_width)
     add_lanes = halving_sums(sums_of_thread, WARP // 2, lanes)
     held = max(1, sums_of_thread * lanes // WARP)
@@ -285,17 +269,7 @@ def build_across(narrow: int, vector_width: int, lanes: int, warps: int, unroll_
         copy_x(vectors, x_from, x_ring, NARROW, left, x_stride_i, x_stride_k, thread)
         cp_async_commit()
         k = uint32(begin + own_k)
-        for u in unroll(unroll_k):
-            at = uint32(k + uint32(u * groups))
-            if at < end:
-                if vectorised:
-                    a, b, c, d = load_global_stream_v4(matrix, int64(at) * ldw)
-                    w_values[u, 0], w_values[u, 1], w_values[u, 2], w_values[u, 3] = a, b, c, d
-                else:
-                    w_values[u, 0] = load_global_stream(matrix, int64(at) * ldw)
-            else:
-                for v in unroll(vector_width):
-                    w_values[u, v] = float32(0)
+        load_w(matrix, ldw, k, end, w_values)
 
         read, fill = uint32(0), uint32(4 * chunk_words)
         while left > int32(0):
@@ -315,17 +289,7 @@ def build_across(narrow: int, vector_width: int, lanes: int, warps: int, unroll_
                     multiply(total, x_values, uint32(0), w_values, uint32(u * vector_width))
                 done = uint32(done + uint32(4 * pitch * in_a_pass))
                 k = uint32(k + uint32(in_a_pass))
-                for u in unroll(unroll_k):
-                    at = uint32(k + uint32(u * groups))
-                    if at < end:
-                        if vectorised:
-                            a, b, c, d = load_global_stream_v4(matrix, int64(at) * ldw)
-                            w_values[u, 0], w_values[u, 1], w_values[u, 2], w_values[u, 3] = a, b, c, d
-                        else:
-                            w_values[u, 0] = load_global_stream(matrix, int64(at) * ldw)
-                    else:
-                        for v in unroll(vector_width):
-                            w_values[u, v] = float32(0)
+                load_w(matrix, ldw, k, end, w_values)
             cuda.syncthreads()  # it has been read
             read, fill = fill, read
 
@@ -351,6 +315,51 @@ def build_across(narrow: int, vector_width: int, lanes: int, warps: int, unroll_
                 store_output(C, index, value, alpha, beta)
 
     return thin_across
+
+
+def row_loads(rows: int, lanes: int, unroll_k: int):
+    """The device function that loads a pass of rows of W, from a thread's k on; zeros from the end of K on."""
+    from numba import float32, int64, uint32
+
+    from numba_gemm.compile.numba_source import device_function
+    from numba_gemm.intrinsics import load_global_stream
+
+    def load_rows(matrix, row_offsets, k, end, values):
+        for u in unroll(unroll_k):
+            at = uint32(k + uint32(u * lanes))
+            if at < end:
+                for r in unroll(rows):
+                    values[u, r] = load_global_stream(matrix, row_offsets[r] + int64(at))
+            else:
+                for r in unroll(rows):
+                    values[u, r] = float32(0)
+
+    return device_function(expand_unrolled(load_rows))
+
+
+def column_loads(vector_width: int, groups: int, unroll_k: int):
+    """The same of a thread's columns of W."""
+    from numba import float32, int64, uint32
+
+    from numba_gemm.compile.numba_source import device_function
+    from numba_gemm.intrinsics import load_global_stream, load_global_stream_v4
+
+    vectorised = vector_width == 4
+
+    def load_columns(matrix, ldw, k, end, values):
+        for u in unroll(unroll_k):
+            at = uint32(k + uint32(u * groups))
+            if at < end:
+                if vectorised:
+                    a, b, c, d = load_global_stream_v4(matrix, int64(at) * ldw)
+                    values[u, 0], values[u, 1], values[u, 2], values[u, 3] = a, b, c, d
+                else:
+                    values[u, 0] = load_global_stream(matrix, int64(at) * ldw)
+            else:
+                for v in unroll(vector_width):
+                    values[u, v] = float32(0)
+
+    return device_function(expand_unrolled(load_columns))
 
 
 def chunk_copies(narrow: int, warps: int, depth: int, in_a_pass: int):
@@ -386,7 +395,7 @@ def chunk_copies(narrow: int, warps: int, depth: int, in_a_pass: int):
 
 
 def halving_sums(count: int, furthest: int, nearest: int):
-    """An intrinsic ``(sums, lane)`` that adds ``count`` sums of each lane over those ``furthest``, … , ``nearest`` apart.
+    """An intrinsic ``(sums, lane)`` that adds ``count`` sums of each lane over lanes ``furthest``, … ``nearest`` apart.
 
     With each step a lane sends half of its sums to its partner and keeps the other half, until one is left, which both
     keep. It returns the number of the lane's first sum in the end; the next ones follow, all at the front of ``sums``.

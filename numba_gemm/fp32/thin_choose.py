@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from typing import NamedTuple
 
@@ -101,7 +100,7 @@ def cycles(problem: Problem, tile: Tile, parts: int, sm_count: int, arch: tuple[
             work * wavefronts + blocks * copies,
             work * loaded / costs.bytes,
         )
-        return costs.fill + sum(bound**costs.overlap for bound in bounds) ** (1 / costs.overlap)
+        return costs.fill + float(sum(bound**costs.overlap for bound in bounds) ** (1 / costs.overlap))
 
     blocks = -(-role.outputs // outputs_of(form, values)) * parts * problem.batch
     resident = resident_blocks(form, values, arch)
@@ -135,14 +134,14 @@ def modelled(problem: Problem, sm_count: int, arch: tuple[int, int]) -> list[Cho
 
 def candidate(problem: Problem, choice: Choice, sm_count: int, arch: tuple[int, int]) -> Candidate:
     """What is learnt of errors may depend on of a form for a product."""
-    role = roles(problem)
-    values = {**choice.tile, "narrow": narrow_of(problem)}
+    role, narrow = roles(problem), narrow_of(problem)
+    values = {**choice.tile, "narrow": narrow}
     outputs = outputs_of(role.form, values)
     tiles = -(-role.outputs // outputs)
     blocks = tiles * choice.parts
     return Candidate(
         problem=problem,
-        form=FIRST_FORM + _numbers()[role.form, width_of(problem), values["narrow"]] + tiles_of(problem).index(choice.tile),
+        form=FIRST_FORM + _first_number(role.form, width_of(problem), narrow) + tiles_of(problem).index(choice.tile),
         block_m=outputs if role.wide == "A" else 0,
         block_n=outputs if role.wide == "B" else 0,
         wide=(False, width_of(problem) == 4, False),
@@ -165,10 +164,10 @@ def candidate(problem: Problem, choice: Choice, sm_count: int, arch: tuple[int, 
 
 
 @functools.cache
-def _numbers() -> dict[tuple[str, int, int], int]:
-    """How many tiles come before those of each kind."""
-    starts = itertools.accumulate(map(len, TILES.values()), initial=0)
-    return dict(zip(TILES, starts, strict=False))
+def _first_number(form: str, width: int, narrow: int) -> int:
+    """How many tiles come before those of a kind."""
+    kinds = list(TILES)
+    return sum(len(TILES[kind]) for kind in kinds[: kinds.index((form, width, narrow))])
 
 
 def choose_form(problem: Problem, sm_count: int, arch: tuple[int, int]) -> Config:

@@ -120,6 +120,7 @@ TILES: dict[tuple[str, int, int], tuple[Tile, ...]] = {
     ),
 }
 
+
 def narrow_of(problem: Problem) -> int:
     """Vectors that the kernel's form has room for."""
     return next(narrow for narrow in NARROW if roles(problem).narrow <= narrow)
@@ -158,7 +159,9 @@ def config_of(problem: Problem, tile: Tile, parts: int = 1) -> Config:
 
     ``parts`` is in the config beside what decides the code, as it is only the launch's.
     """
-    return make_config(**_code(roles(problem).form, narrow_of(problem), tile), **({"parts": parts} if parts > 1 else {}))
+    return make_config(
+        **_code(roles(problem).form, narrow_of(problem), tile), **({"parts": parts} if parts > 1 else {})
+    )
 
 
 def _code(form: str, narrow: int, tile: Tile) -> dict[str, Any]:
@@ -229,6 +232,7 @@ THIN_SUM = KernelSpec(
     build=build_sum,
     abi="thin_sum",
 )
+
 
 def shipped_configs() -> tuple[Config, ...]:
     """Every form that can be chosen, without the number of parts."""

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import math
 import statistics
+import sys
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from numba_gemm.fp32 import choose_fp32, choose_residuals, v8_choose
+from numba_gemm.choose import choose
+from numba_gemm.fp32 import choose_fp32, choose_residuals, thin_choose, thin_specs, v8_choose
 from numba_gemm.fp32.choose_fp32 import choose_kernel, skinny_candidate, skinny_cycles
 from numba_gemm.fp32.choose_residuals import (
     FEATURES,
@@ -33,6 +35,10 @@ from numba_gemm.fp32.v8_parameters import V8Parameters
 from numba_gemm.problem import Problem
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench"))
+
+from chooser import label  # noqa: E402
+
 RECORD = json.loads((ROOT / "tests/data/h200_v8_forms.json").read_text())
 H200 = ((9, 0), 132)
 #: Runs of the record whose random shapes the trees haven't seen: other seeds than those of their records.
@@ -95,7 +101,38 @@ def test_a_row_says_what_its_columns_are_called():
         "blocks / shared tiles": 132 / 68,
         "lb stages of a block": pytest.approx(math.log2(33)),
         "lb bytes": math.log2(4 * (130 * 1024 + 1024 * 256 + 130 * 256)),
+        "blocks / SMs, the fraction": 0.0,
+        "blocks of an SM": 2,
+        "N beyond whole sectors of a row": 0,
+        "K beyond whole lines of a row": 0,
+        "stages beyond whole shares": 64 % 33,
+        "stages that the shares have too many": 132 * 33 - 68 * 64,
+        **dict.fromkeys((name for name in FEATURES if name.startswith("thin: ")), 0.0),
     }
+
+
+def test_thin_is_described_by_its_tile_and_parts():
+    problem = Problem.packed(60, 4, 6000)
+    tile = thin_specs.tiles_of(problem)[2]
+    one = thin_choose.candidate(problem, thin_choose.Choice(tile, 6, 1e4), 132, (9, 0))
+    assert one.form == thin_choose.FIRST_FORM + 2 > len(SHAPES) + 1
+    last = thin_choose.candidate(
+        Problem.packed(16, 61, 600),
+        thin_choose.Choice(thin_specs.TILES["across", 1, 16][-1], 1, 1e4),
+        132,
+        (9, 0),
+    )
+    assert last.form == thin_choose.FIRST_FORM + len(thin_specs.shipped_configs()) - 1
+    assert (last.split_tiles, last.split_blocks) == (0, 0)
+    # Rows 4 × (32 / 8), by 4 warps of which all share k; passes of 4 · 8 · 4 terms.
+    assert (one.block_m, one.block_n, one.tiles, one.stages) == (16, 0, 4, 47)
+    assert (one.split_tiles, one.split_blocks) == (4, 24)
+    named = dict(zip(FEATURES, features(one), strict=True))
+    assert named["thin: outputs of a block"] == 16
+    assert named["thin: lanes side by side"] == 8
+    assert named["thin: warps"] == named["thin: warps that share k"] == named["thin: steps of a pass"] == 4
+    assert named["thin: blocks / room of the GPU"] == pytest.approx(24 / (132 * tile["blocks_per_sm"]))
+    assert named["thin: the last pass of a part, the fraction"] == pytest.approx(1024 / 128 % 1)
 
 
 def test_candidates_far_from_the_cheapest_keep_their_cycles():
@@ -141,7 +178,7 @@ def test_elsewhere_the_model_stands_alone(monkeypatch):
 
 def test_a_correction_can_change_the_pick(monkeypatch):
     """Of v8's forms, and between v8 and skinny."""
-    problem = Problem.packed(20, 3000, 1500)
+    problem = Problem.packed(20, 3000, 1500)  # thin doesn't take it
     by_model = min(modelled(problem, 132, (9, 0)), key=lambda one: one.choice.cycles).choice
     form, count = v8_choose._form_of(by_model.parameters), len(SHAPES)
 
@@ -206,6 +243,22 @@ def test_picks_on_random_shapes_that_the_trees_have_not_seen():
     assert statistics.geometric_mean(regrets) < statistics.geometric_mean(by_model)
 
 
+def test_picks_of_all_kernels_on_random_shapes_that_the_trees_have_not_seen():
+    """The shapes of chooser.json, whose seed is none of those that were learnt from."""
+    record = json.loads((ROOT / "bench/results/nvidia-h200/chooser.json").read_text())
+    assert record["seed"] not in (100, 101, 102)
+    regrets, by_kernel = [], defaultdict(int)
+    for row in record["rows"]:
+        spec, config = choose(Problem.packed(row["m"], row["n"], row["k"]), arch=(9, 0), sm_count=132)
+        times = {name: us for _, name, us, _ in row["times"]}
+        regrets.append(times[label(spec, config)] / min(times.values()))
+        by_kernel[spec.name] += 1
+    assert len(regrets) == 200
+    assert sum(one <= 1.05 for one in regrets) >= 193
+    assert statistics.geometric_mean(regrets) < 1.005
+    assert min(by_kernel[name] for name in ("gemv", "thin", "v8")) > 10
+
+
 # --- the script that learns
 
 
@@ -226,7 +279,7 @@ def test_records_become_rows_of_features(script, tmp_path):
     assert timings.rows.shape == (len(timings.us), len(FEATURES))
     assert sorted(set(timings.shape)) == list(range(20))
     assert timings.fastest.tolist() == [min(us for _, _, us, _ in row["times"]) for row in record["rows"]]
-    known_kernels = sum(kernel in ("v8", "skinny") for row in record["rows"] for kernel, *_ in row["times"])
+    known_kernels = sum(kernel in ("v8", "skinny", "thin") for row in record["rows"] for kernel, *_ in row["times"])
     assert len(timings.us) == known_kernels
     # The record's own pick was the model's.
     ratios = script.picks(timings, 0.0)

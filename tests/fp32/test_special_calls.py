@@ -31,6 +31,11 @@ CALLS = {
     "few columns": ("skinny", draw(70, 40), draw(40, 3, seed=1)),
     "few rows, odd": ("skinny", draw(7, 19), draw(19, 33, seed=1)),
     "few rows, stepped": ("skinny", draw(8, 24)[:, ::2], draw(12, 36, seed=1)),
+    "few vectors": ("thin", draw(5, 40), draw(40, 68, seed=1)),
+    "few vectors, columns": ("thin", draw(70, 40), draw(40, 3, seed=1)),
+    "few vectors, odd": ("thin", draw(7, 19), draw(19, 33, seed=1)),
+    "few vectors, stepped": ("thin", draw(8, 24)[:, ::2], draw(12, 36, seed=1)),
+    "few vectors, stack": ("thin", draw(3, 5, 12), draw(12, 20, seed=1)),
     "large": ("v8", draw(70, 45), draw(45, 67, seed=1)),
     "large, transposed": ("v8", draw(44, 72).T, draw(68, 44, seed=1).T),
 }
@@ -47,7 +52,7 @@ def test_calls_are_right(name):
 
 
 def test_other_shapes_name_a_kernel_that_can():
-    for kernel in ("gemv", "skinny"):
+    for kernel in ("gemv", "skinny", "thin"):
         with pytest.raises(ng.KernelConstraintError, match="kernel 'v7' can"):
             ng.matmul(draw(100, 8), draw(8, 100), kernel=kernel, device="emulator")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from special_products import Product, run
@@ -34,7 +36,7 @@ ACROSS = {"lanes": 4, "warps": 2, "unroll_k": 1, "depth": 32, "blocks_per_sm": 1
 
 
 def small_tile(problem):
-    return {**ACROSS, "vector_width": width_of(problem)} if "row" == layout_of_wide(problem) else ALONG
+    return {**ACROSS, "vector_width": width_of(problem)} if layout_of_wide(problem) == "row" else ALONG
 
 
 def layout_of_wide(problem):
@@ -49,7 +51,7 @@ def form_products():
     for (form, width, narrow), tiles in TILES.items():
         for number, tile in enumerate(tiles):
             values = {**tile, "narrow": narrow}
-            j = max(20, min(2 * outputs_of(form, values), 66)) + (5 if width == 1 else 6)
+            j = max(20, min(2 * outputs_of(form, values), 64)) + (5 if width == 1 else 4)
             k = pass_of(form, values) + 37
             product = Product(narrow - 1, j, k, b_layout="column" if form == "along" else "row", beta=0.5)
             if number % 2:
@@ -189,7 +191,8 @@ def test_parts_of_k_fill_the_gpu_and_none_is_empty():
         assert len(counts) > 1
         for count in counts:
             assert -(-problem.k // k_per_part(problem, count)) == count
-    assert part_counts(Problem.packed(8000, 4, 6000), tiles_of(problem)[0], *H200) == [1]
+    full = Problem.packed(8192, 2, 4000)  # 1024 blocks of 8 rows, of which the GPU holds 1056
+    assert part_counts(full, tiles_of(full)[1], *H200) == [1]
 
 
 def test_the_pick_costs_the_least_and_is_the_first_candidate():
@@ -203,16 +206,19 @@ def test_the_pick_costs_the_least_and_is_the_first_candidate():
 
 
 def test_the_model_knows_what_costs():
-    """More bytes, more parts than the GPU has room for, and a batch cost more; no product less than its bytes."""
+    """More bytes, a second launch, and a batch cost more; no product less than reading its bytes."""
 
     def cost(problem, tile, parts=1):
         return cycles(problem, tile, parts, *H200)
 
-    problem = Problem.packed(8000, 4, 6000)
+    problem, small = Problem.packed(8000, 4, 6000), Problem.packed(60, 4, 100)
+    shallower, smaller = Problem.packed(8000, 4, 3000), Problem.packed(4000, 4, 3000)
+    many = replace(small, batch=5000, batch_stride_a=6000, batch_stride_b=400, batch_stride_c=240)
     for tile in tiles_of(problem):
-        assert cost(problem, tile) > cost(Problem.packed(8000, 4, 3000), tile) > cost(Problem.packed(4000, 4, 3000), tile)
+        assert cost(problem, tile) > cost(shallower, tile) > cost(smaller, tile)
         assert cost(problem, tile) >= problem.bytes_moved / (132 * thin_choose.COSTS.dram)
-        assert cost(problem, tile, 50) > cost(problem, tile)
+        assert cost(small, tile, 2) > cost(small, tile)  # the second launch
+        assert cost(many, tile) > 5 * cost(small, tile)
 
 
 # --- what it compiles to
