@@ -41,7 +41,7 @@ from numba_gemm.catalog import get_spec  # noqa: E402
 from numba_gemm.choose import choose  # noqa: E402
 from numba_gemm.compile.ahead import compile_ahead  # noqa: E402
 from numba_gemm.errors import NumbaGemmError  # noqa: E402
-from numba_gemm.fp32 import choose_fp32, skinny_specs, thin_choose, thin_specs, v8_pipelined  # noqa: E402
+from numba_gemm.fp32 import choose_fp32, skinny_specs, thin_choose, thin_tiles, v8_pipelined  # noqa: E402
 from numba_gemm.fp32.skinny_specs import SKINNY  # noqa: E402
 from numba_gemm.fp32.thin_specs import THIN  # noqa: E402
 from numba_gemm.fp32.v8_choose import choices  # noqa: E402
@@ -101,7 +101,7 @@ def nearly_equal(problem: Problem, arch: tuple[int, int], sm_count: int) -> list
         found.append((cycles, SKINNY, skinny_specs.choose_form(problem, sm_count, arch)))
     if THIN.refuses is not None and THIN.refuses(problem) is None:
         for choice in thin_choose.choices(problem, sm_count, arch):
-            found.append((choice.cycles, THIN, thin_specs.config_of(problem, choice.tile, choice.parts)))
+            found.append((choice.cycles, THIN, thin_tiles.config_of(problem, choice.tile, choice.parts)))
     found.sort(key=lambda one: one[0])
     most = NEAR * found[0][0]
     near = [one for index, one in enumerate(found) if index < FEWEST_NEAR or one[0] <= most]

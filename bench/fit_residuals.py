@@ -40,7 +40,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 from chooser import CLOSE, label  # noqa: E402
 
-from numba_gemm.fp32 import thin_choose, thin_specs  # noqa: E402
+from numba_gemm.fp32 import thin_choose, thin_tiles  # noqa: E402
 from numba_gemm.fp32.choose_fp32 import skinny_candidate, skinny_cycles  # noqa: E402
 from numba_gemm.fp32.choose_residuals import ARCH, FEATURES, SM_COUNT, TREES, Trees, features, known  # noqa: E402
 from numba_gemm.fp32.thin_specs import THIN  # noqa: E402
@@ -126,9 +126,9 @@ def read(shapes: Iterable[Shape], *, random: bool) -> Timings:
         for time in [time for kernel, time in timed.values() if kernel == "skinny"][:1]:
             by_model = skinny_cycles(problem, SM_COUNT, ARCH)
             found.append((skinny_candidate(problem, SM_COUNT, ARCH, by_model), time, 0.0))
-        if thin_specs.refuses(problem) is None:
+        if thin_tiles.refuses(problem) is None:
             for choice in thin_choose.modelled(problem, SM_COUNT, ARCH):
-                name = label(THIN, thin_specs.config_of(problem, choice.tile, choice.parts))
+                name = label(THIN, thin_tiles.config_of(problem, choice.tile, choice.parts))
                 if name in timed:
                     found.append((thin_choose.candidate(problem, choice, SM_COUNT, ARCH), timed[name][1], 0.0))
         rows += [features(one) for one, _, _ in found]

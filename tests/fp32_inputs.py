@@ -23,7 +23,7 @@ from numba_gemm.choose import choose
 from numba_gemm.device.memory import rows_are_contiguous
 from numba_gemm.emulate import run_form
 from numba_gemm.emulator.machine import Machine
-from numba_gemm.fp32 import thin_specs
+from numba_gemm.fp32 import thin_tiles
 from numba_gemm.fp32.thin import outputs_of, pass_of
 from numba_gemm.fp32.v8_choose import SHAPES, Choice, Shape, parameters_for
 from numba_gemm.problem import ALIGNMENT, Problem
@@ -80,9 +80,9 @@ class TileCase(Case):
         return f"{super().__str__()} tile={self.tile} parts={self.parts}"
 
 
-def thin_tiles() -> Iterator[Case]:
+def every_tile() -> Iterator[Case]:
     """Every tile of thin, on a product of several blocks and passes that ends inside both."""
-    for (form, width, narrow), tiles in thin_specs.TILES.items():
+    for (form, width, narrow), tiles in thin_tiles.TILES.items():
         for number, tile in enumerate(tiles):
             values = {**tile, "narrow": narrow}
             j = max(32, min(2 * outputs_of(form, values), 96)) + (4 if width == 4 else 5)
@@ -216,7 +216,7 @@ _CASES: dict[str, list[Case]] = {
         ),
     ],
     "thin": [
-        *thin_tiles(),
+        *every_tile(),
         # A few rows, then a few columns.
         Case(2, 3, 1),
         Case(3, 200, 1),
@@ -287,7 +287,7 @@ def plan(kernel: str, case: Case, form: str = "") -> tuple[Problem, KernelSpec, 
         assert parameters is not None, f"{case}: there is no such form"
         config = Choice(parameters, *case.split, case.copied).config
     if isinstance(case, TileCase):
-        config = thin_specs.config_of(problem, thin_specs.tiles_of(problem)[case.tile], case.parts)
+        config = thin_tiles.config_of(problem, thin_tiles.tiles_of(problem)[case.tile], case.parts)
     if form and spec.select is not None:
         config = described(form)
     assert spec.unmet(problem, config) is None, f"{case}: {spec.unmet(problem, config)}"

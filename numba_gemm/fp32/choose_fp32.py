@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from numba_gemm.fp32 import skinny_specs, thin_choose, thin_specs, v7_warptile
+from numba_gemm.fp32 import skinny_specs, thin_choose, thin_tiles, v7_warptile
 from numba_gemm.fp32.choose_residuals import Candidate, corrected, known
 from numba_gemm.fp32.gemv_specs import GEMV
 from numba_gemm.fp32.v8_choose import DRAM_BYTES, SHAPES, choose_form
@@ -75,7 +75,7 @@ def choose_kernel(problem: Problem, sm_count: int, arch: tuple[int, int]) -> str
     if skinny_specs.refuses(problem) is not None:
         return "v8"
     costs = {"v8": choose_form(problem, sm_count, arch).cycles, "skinny": corrected_skinny(problem, sm_count, arch)}
-    if thin_specs.refuses(problem) is None:
+    if thin_tiles.refuses(problem) is None:
         costs["thin"] = thin_choose.choices(problem, sm_count, arch)[0].cycles
     return min(costs, key=costs.__getitem__)
 

@@ -10,7 +10,7 @@ from numba_gemm.errors import KernelConstraintError
 from numba_gemm.fp32.choose_residuals import Candidate, corrected, known
 from numba_gemm.fp32.skinny_specs import LEAST_SHARED_BYTES, SHARED_BYTES, roles
 from numba_gemm.fp32.thin import WARP, outputs_of, pass_of, shared_words
-from numba_gemm.fp32.thin_specs import TILES, Tile, config_of, k_per_part, narrow_of, refuses, tiles_of, width_of
+from numba_gemm.fp32.thin_tiles import TILES, Tile, config_of, k_per_part, narrow_of, refuses, tiles_of, width_of
 from numba_gemm.problem import Problem
 from numba_gemm.spec import Config
 

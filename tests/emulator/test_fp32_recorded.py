@@ -36,7 +36,8 @@ from fp32_inputs import (  # noqa: E402
 from numba_gemm.cases import Case  # noqa: E402
 from numba_gemm.catalog import LADDER  # noqa: E402
 from numba_gemm.fp32.gemv_specs import GEMV  # noqa: E402
-from numba_gemm.fp32.thin_specs import THIN, TILES  # noqa: E402
+from numba_gemm.fp32.thin_specs import THIN  # noqa: E402
+from numba_gemm.fp32.thin_tiles import TILES  # noqa: E402
 from numba_gemm.fp32.v8_choose import SHAPES  # noqa: E402
 
 RECORD = TESTS / "data" / "h200_fp32.json"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from numba_gemm.choose import choose
-from numba_gemm.fp32 import choose_fp32, skinny_specs, thin_choose, thin_specs, v8_choose
+from numba_gemm.fp32 import choose_fp32, skinny_specs, thin_choose, thin_tiles, v8_choose
 from numba_gemm.fp32.choose_fp32 import SKINNY_COSTS, choose_kernel, corrected_skinny, skinny_cycles
 from numba_gemm.fp32.v8_choose import SHAPES, Choice, choices, choose_form, cost
 from numba_gemm.fp32.v8_parameters import V8Parameters
@@ -145,7 +145,7 @@ def test_the_pick_costs_the_least_of_all_choices():
             assert name == "gemv"
         elif skinny_specs.refuses(problem) is None:
             costs = {"v8": best.cycles, "skinny": corrected_skinny(problem, 132, (9, 0))}
-            if thin_specs.refuses(problem) is None:
+            if thin_tiles.refuses(problem) is None:
                 costs["thin"] = thin_choose.choices(problem, 132, (9, 0))[0].cycles
             assert costs[name] == min(costs.values())
         else:

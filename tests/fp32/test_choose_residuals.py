@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from numba_gemm.choose import choose
-from numba_gemm.fp32 import choose_fp32, choose_residuals, thin_choose, thin_specs, v8_choose
+from numba_gemm.fp32 import choose_fp32, choose_residuals, thin_choose, thin_tiles, v8_choose
 from numba_gemm.fp32.choose_fp32 import choose_kernel, skinny_candidate, skinny_cycles
 from numba_gemm.fp32.choose_residuals import (
     FEATURES,
@@ -113,16 +113,16 @@ def test_a_row_says_what_its_columns_are_called():
 
 def test_thin_is_described_by_its_tile_and_parts():
     problem = Problem.packed(60, 4, 6000)
-    tile = thin_specs.tiles_of(problem)[2]
+    tile = thin_tiles.tiles_of(problem)[2]
     one = thin_choose.candidate(problem, thin_choose.Choice(tile, 6, 1e4), 132, (9, 0))
     assert one.form == thin_choose.FIRST_FORM + 2 > len(SHAPES) + 1
     last = thin_choose.candidate(
         Problem.packed(16, 61, 600),
-        thin_choose.Choice(thin_specs.TILES["across", 1, 16][-1], 1, 1e4),
+        thin_choose.Choice(thin_tiles.TILES["across", 1, 16][-1], 1, 1e4),
         132,
         (9, 0),
     )
-    assert last.form == thin_choose.FIRST_FORM + len(thin_specs.shipped_configs()) - 1
+    assert last.form == thin_choose.FIRST_FORM + len(thin_tiles.shipped_configs()) - 1
     assert (last.split_tiles, last.split_blocks) == (0, 0)
     # Rows 4 × (32 / 8), by 4 warps of which all share k; passes of 4 · 8 · 4 terms.
     assert (one.block_m, one.block_n, one.tiles, one.stages) == (16, 0, 4, 47)
