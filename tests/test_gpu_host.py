@@ -62,6 +62,15 @@ def test_however_it_is_cut_by_rows_and_columns_the_bits_are_the_same():
         np.testing.assert_array_equal(chosen, again)
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(18 * 1024 + 5, 40), (18 * 1024 + 3, 9), (18 * 1024 + 1, 1)], ids=str)
+def test_a_last_block_of_fewer_rows_than_columns_is_right(rows, columns):
+    """Blocks have 1024 rows; kernels for a narrow side read the last one the other way, by another form."""
+    a, b = random(rows, 300), random(300, columns, seed=1)
+    for first, second in ((a, b), (b.T, a.T)):
+        result = product(first, second, memory_limit=3 << 20)
+        assert check(result, reference(first, second))
+
+
 def test_where_memory_forces_k_to_be_cut_the_product_is_right_and_repeatable():
     a, b = random(500, 100_000), random(100_000, 300, seed=1)
     first, second = (product(a, b, memory_limit=20 << 20) for _ in range(2))

@@ -81,6 +81,16 @@ def refuses(problem: Problem) -> str | None:
     return None
 
 
+def refuses_form(problem: Problem, config: Config) -> str | None:
+    """Why a form can't take a product that it wasn't chosen for, in words, or None."""
+    role, values = roles(problem), dict(config)
+    if values["form"] != role.form:
+        return f"{role.matrix}, the matrix, isn't read {values['form']}"
+    if values.get("x_width") == 4 and not _aligned_vector(problem):
+        return "the vector isn't contiguous and aligned"
+    return problem.misaligned(role.matrix, 4) if values["vector_width"] == 4 else None
+
+
 def choose_form(problem: Problem, sm_count: int, arch: tuple[int, int]) -> Config:
     """The form for a product: how W lies decides the form, its alignment the width of the loads.
 
@@ -118,11 +128,16 @@ def config_of(problem: Problem, parts: int, tile: dict[str, int]) -> Config:
     role, width = roles(problem), width_of(problem)
     values: dict[str, Any] = {**tile, "form": role.form, "vector_width": width}
     if role.form == "along":
-        offset = problem.b_offset if role.matrix == "A" else problem.a_offset
-        apart = problem.batch_stride_b if role.matrix == "A" else problem.batch_stride_a
-        aligned = role.incx == 1 and offset == 0 and apart % 4 == 0
-        values["x_width"] = 4 if width == 4 and aligned else 1
+        values["x_width"] = 4 if width == 4 and _aligned_vector(problem) else 1
     return make_config(**values, **({"parts": parts} if parts > 1 else {}))
+
+
+def _aligned_vector(problem: Problem) -> bool:
+    """Whether the vector can be read 16 bytes at a time."""
+    role = roles(problem)
+    offset = problem.b_offset if role.matrix == "A" else problem.a_offset
+    apart = problem.batch_stride_b if role.matrix == "A" else problem.batch_stride_a
+    return role.incx == 1 and offset == 0 and apart % 4 == 0
 
 
 def width_of(problem: Problem) -> int:
@@ -254,4 +269,5 @@ GEMV = KernelSpec(
     select=choose_form,
     plan_of=_plan,
     refuses=refuses,
+    refuses_form=refuses_form,
 )

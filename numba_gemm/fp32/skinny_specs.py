@@ -111,6 +111,18 @@ def refuses(problem: Problem) -> str | None:
     return None
 
 
+def refuses_form(problem: Problem, config: Config) -> str | None:
+    """Why a form can't take a product that it wasn't chosen for, in words, or None."""
+    role, values = roles(problem), dict(config)
+    if values["form"] != role.form:
+        return f"{role.wide}, the wide factor, isn't read {values['form']}"
+    if role.narrow > int(values["block_i"]):
+        return f"the narrow side, {role.narrow}, is more than {values['block_i']}"
+    if int(values.get("blocks", 1)) > steps_of(problem, {name: int(values[name]) for name in ("block_j", "depth")}):
+        return f"there are fewer steps than {values['blocks']} runs"
+    return problem.misaligned(role.wide, 4) if values["vector_width"] == 4 else None
+
+
 def choose_form(problem: Problem, sm_count: int, arch: tuple[int, int]) -> Config:
     """The form for a product: the lowest tile that holds its narrow side, and as many runs as blocks fit on the GPU.
 
@@ -267,4 +279,5 @@ SKINNY = KernelSpec(
     select=choose_form,
     plan_of=_plan,
     refuses=refuses,
+    refuses_form=refuses_form,
 )

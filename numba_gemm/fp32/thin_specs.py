@@ -8,7 +8,7 @@ from numba_gemm.abi import PARAMETERS
 from numba_gemm.fp32.skinny_specs import roles
 from numba_gemm.fp32.thin import SUM_LANES, SUM_SLICES, WARP, build, build_sum, outputs_of, pass_of
 from numba_gemm.fp32.thin_choose import candidates, choose_form
-from numba_gemm.fp32.thin_tiles import k_per_part, refuses, shipped_configs
+from numba_gemm.fp32.thin_tiles import k_per_part, refuses, refuses_form, shipped_configs
 from numba_gemm.problem import Problem
 from numba_gemm.spec import (
     MAX_GRID_Z,
@@ -107,4 +107,5 @@ THIN = KernelSpec(
     plan_of=_plan,
     candidates=candidates,
     refuses=refuses,
+    refuses_form=refuses_form,
 )

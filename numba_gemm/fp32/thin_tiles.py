@@ -138,6 +138,16 @@ def refuses(problem: Problem) -> str | None:
     return None
 
 
+def refuses_form(problem: Problem, config: Config) -> str | None:
+    """Why a form can't take a product that it wasn't chosen for, in words, or None."""
+    role, values = roles(problem), dict(config)
+    if values["form"] != role.form:
+        return f"{role.wide}, the wide factor, isn't read {values['form']}"
+    if role.narrow > int(values["narrow"]):
+        return f"the narrow side, {role.narrow}, is more than {values['narrow']}"
+    return problem.misaligned(role.wide, 4) if values.get("vector_width") == 4 else None
+
+
 def k_per_part(problem: Problem, parts: int) -> int:
     """Depth of one part of K, the same for all but the last: whole lines of a matrix that lies along K."""
     return max(WARP, -(-problem.k // (parts * WARP)) * WARP)

@@ -263,9 +263,11 @@ def form_for(problem: Problem, form: BlockForm, context: Context) -> Prepared:
         found = in_one_run(whole.spec, problem, device.compute_capability, device.sm_count)
         assert found is not None
         return prepare_form(problem, whole.spec, found[0], context)
-    if whole.spec.unmet(problem, whole.config) is not None and whole.spec.select is None:
-        return prepare(problem, whole.spec.name, context)
-    return prepare_form(problem, whole.spec, whole.config, context)
+    if whole.spec.unmet(problem, whole.config) is None:
+        return prepare_form(problem, whole.spec, whole.config, context)
+    # The last block may be of another kind: fewer rows than there are columns, or a single one.
+    taken = whole.spec.refuses is None or whole.spec.refuses(problem) is None
+    return prepare(problem, whole.spec.name if taken else None, context)
 
 
 def allocate_device(context: Context, nbytes: int, stream: int) -> int:

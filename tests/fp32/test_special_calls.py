@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from special_products import Product, run
 
 import numba_gemm as ng
 from numba_gemm.arrange import pointer_slots
 from numba_gemm.choose import choose
+from numba_gemm.fp32.gemv_specs import GEMV
+from numba_gemm.fp32.skinny_specs import SKINNY
+from numba_gemm.fp32.thin_choose import choose_form
+from numba_gemm.fp32.thin_specs import THIN
+from numba_gemm.host import engine
 from numba_gemm.problem import Problem
 from numba_gemm.validate import check, reference
 
@@ -67,3 +75,41 @@ def test_a_single_launch_is_repeated_by_its_three_addresses_alone(shape):
     slots = pointer_slots(plan.launches[0])
     assert slots is not None
     assert sorted(name for name, _ in slots) == ["a", "b", "c"]
+
+
+#: A product, and blocks of it that take its form, and that don't: the last rows may be fewer than the columns.
+BLOCKS = [
+    (SKINNY, (1000, 40, 64), [(64, 40, 64), (300, 40, 64)], [((5, 40, 64), "isn't read along")]),
+    (SKINNY, (40, 1000, 64), [(40, 64, 64)], [((40, 7, 64), "isn't read across"), ((40, 65, 64), "multiple of 4")]),
+    (SKINNY, (6, 1000, 640), [(6, 512, 640)], [((9, 512, 640), "the narrow side, 9"), ((6, 64, 16), "runs")]),
+    (THIN, (1000, 8, 64), [(64, 8, 64), (9, 8, 64)], [((5, 8, 64), "isn't read along"), ((64, 1, 64), "gemv")]),
+    (THIN, (4, 1000, 64), [(4, 64, 64), (3, 8, 64)], [((4, 6, 64), "multiple of 4"), ((6, 64, 64), "narrow side, 6")]),
+    (GEMV, (1, 1000, 64), [(1, 64, 64)], [((1, 1, 64), "isn't read across"), ((1, 63, 64), "multiple of 4")]),
+    (GEMV, (1000, 1, 2048), [(64, 1, 2048), (1, 1, 2048)], [((64, 1, 2047), "multiple of 4")]),
+]
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "fitting", "others"), BLOCKS, ids=[f"{spec.name}-{shape}" for spec, shape, _, _ in BLOCKS]
+)
+def test_a_form_takes_blocks_that_lie_as_the_whole_does_and_refuses_others(spec, shape, fitting, others):
+    whole = spec.select(Problem.packed(*shape), 4, (9, 0))
+    for block in fitting:
+        assert spec.unmet(Problem.packed(*block), whole) is None
+        run(spec, Product(*block), config=whole)
+    for block, reason in others:
+        assert reason in spec.unmet(Problem.packed(*block), whole)
+
+
+def test_the_blocks_of_a_product_that_its_form_refuses_get_another(monkeypatch):
+    monkeypatch.setattr(engine, "prepare_form", lambda problem, spec, config, context: (spec.name, config))
+    monkeypatch.setattr(engine, "prepare", lambda problem, kernel, context: kernel)
+    whole = SimpleNamespace(spec=THIN, config=choose_form(Problem.packed(1000, 8, 64), 132, (9, 0)))
+    context = SimpleNamespace(device=None)
+
+    def form_of(*block):
+        return engine.form_for.__wrapped__(Problem.packed(*block), engine.BlockForm(whole), context)
+
+    assert form_of(64, 8, 64) == ("thin", whole.config)
+    assert form_of(5, 8, 64) == "thin"  # read the other way
+    assert form_of(1, 8, 64) is None  # a vector: whatever kernel suits it
