@@ -13,11 +13,12 @@ to ``numba_gemm/fp32/residuals_h200.npz``; what they may ask about a form, and h
     --output FILE      of the trees
 
 The times of a GPU serve as long as its kernels do: measure again if v8, skinny or thin change, or the models' numbers.
-What was timed, by ``python bench/chooser.py --rounds 5`` with
+What was timed is what ``python bench/chooser.py --rounds 5`` times with
 
-    --shapes 2600 --seed 100 --wide --name chooser_seed100.json.gz   (and seed 101; before there was thin)
-    --shapes 2600 --seed 100 --kernel thin                           (and seed 101, in chooser_thin.json.gz)
-    --shapes 7000 --seed 102 --near --name chooser_near102.json.gz   (as many of them as a run had time for)
+    --shapes 2600 --seed 100 --wide   (and seed 101; before there was thin, in chooser_seed100.json.gz and …101)
+    --shapes 2600 --seed 100 --kernel thin   (and seed 101; in chooser_thin.json.gz: of thin's forms those within 1.7
+                                              times the cheapest by an earlier model, at most 16)
+    --shapes 7000 --seed 102 --near   (as many of them as a run had time for, in chooser_near102.json.gz)
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ LADDER: dict[str, KernelSpec] = {
     )
 }
 
-#: Kernels for special shapes, which stand beside the ladder: one vector, one narrow side.
+#: Kernels for special shapes, which stand beside the ladder: one vector, a few, one narrow side.
 SPECIAL: dict[str, KernelSpec] = {spec.name: spec for spec in (GEMV, SKINNY, THIN)}
 
 #: The baseline on the CPU, which is no GPU kernel but stands at the foot of the ladder.

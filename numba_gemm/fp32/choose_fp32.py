@@ -3,8 +3,7 @@
 A vector goes to gemv, which reads the other factor once at the speed of memory; but many short columns go to v8. What
 has one narrow side is v8's, skinny's or thin's: thin has no tiles, and a few vectors wait for what it reads; skinny's
 tiles are as tall as that side, so that the wide factor is read once; v8's have more FMAs for each byte. All else is
-v8's. GPUs before sm_80 have no asynchronous copies, and get the
-rungs that don't need them.
+v8's. GPUs before sm_80 have no asynchronous copies, and get the rungs that don't need them.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from numba_gemm.fp32.gemv_specs import GEMV
 from numba_gemm.fp32.v8_choose import DRAM_BYTES, SHAPES, choose_form
 from numba_gemm.problem import Problem
 
-#: The first compute capability that has asynchronous copies, which v8 and skinny are made of.
+#: The first compute capability that has asynchronous copies, which v8, skinny and thin are made of.
 ASYNC_ARCH = (8, 0)
 
 #: A row vector times so many columns, no longer than one stage of v8's tiles, goes to v8 if gemv would read across.

@@ -23,7 +23,7 @@ FIRST_FORM = 16
 
 
 class Costs(NamedTuple):
-    """What the model knows of an H200, in cycles of an SM, fitted to 2258 random shapes: 10% off (standard deviation).
+    """What the model knows of an H200, in cycles of an SM, fitted to 2258 shapes: 10% off (standard deviation).
 
     ``launch``; ``fill`` until a block has its first loads, and for its sums in the end. Instructions of a pass:
     ``other`` than FMAs, ``load`` for a load of W, ``shared_load``; a warp takes ``alone`` for each, a quarter of an SM
