@@ -3,7 +3,9 @@
 Draws shapes with log-uniform dimensions 1 … 8192, the same ones for the same seed. For each, every form of every kernel
 that the tuner would time (``numba_gemm.tune.candidates``) is checked against float64 and timed, interleaved with cuBLAS
 and with the form that the library picks by its model; tables of tuned kernels are left aside. Forms that take more than
-1.5 times the fastest at a first look aren't timed again. All forms are compiled before, side by side in processes.
+1.5 times the fastest in the first round aren't timed again; those within a tenth of the fastest, and the pick, are
+timed anew with more rounds, as the fastest of thirty by a few rounds is the luckiest. All forms are compiled before,
+side by side in processes.
 
 Writes ``bench/results/<gpu>/chooser.json``: each shape with the pick, its time, the fastest form and its time, and
 every form that was timed as [kernel, form, µs, rounds]; and the share of shapes whose pick is within 5% of the fastest,
@@ -11,9 +13,13 @@ the worst, and the geometric mean. Prints that and the worst picks.
 
     --shapes N    how many (default 200)
     --seed S      of the shapes (default 1)
-    --rounds N    rounds of the second look (default 7)
+    --rounds N    rounds (default 7)
+    --finals N    rounds in which the fastest are timed anew (default 21; 0 leaves it out)
+    --batch US    µs that are timed at once (default 1000)
+    --seconds S   begin no shape later than so long after the first one
     --name FILE   of the record (default chooser.json); one that ends in .gz is compressed, for fit_residuals.py
-    --wide        time every form that v8's model knows within 3 times the cheapest, not only what the tuner would
+    --wide        time every form of v8 and thin that its model has within 3 times the cheapest, not only what the tuner
+                  would
     --near        time only the forms that the choice finds nearly equal: many shapes, to learn from; no vectors
     --kernel NAME time only this kernel's forms beside the pick, at the shapes that it takes
     --compile     compile what it needs for an H200, count it and end; needs no GPU
@@ -22,6 +28,7 @@ the worst, and the geometric mean. Prints that and the worst picks.
 from __future__ import annotations
 
 import argparse
+import functools
 import gzip
 import importlib.util
 import json
@@ -30,6 +37,7 @@ import random
 import sys
 import time
 from collections import Counter
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -47,20 +55,23 @@ from numba_gemm.fp32.thin_specs import THIN  # noqa: E402
 from numba_gemm.fp32.v8_choose import choices  # noqa: E402
 from numba_gemm.fp32.v8_parameters import V8Parameters  # noqa: E402
 from numba_gemm.problem import Problem  # noqa: E402
+from numba_gemm.processes import usable_cores  # noqa: E402
 from numba_gemm.spec import Config, KernelSpec, describe_config  # noqa: E402
 from numba_gemm.tune import Candidate, candidates  # noqa: E402
 
 LARGEST = 8192
 #: The best pick is one that is at most so much slower than the fastest form.
 CLOSE = 1.05
-#: Forms beyond this multiple of the fastest at the first look aren't timed again.
-HOPELESS = 1.5
+#: Forms beyond this multiple of the fastest in the first round aren't timed again; up to the next, they are in the end.
+HOPELESS, FINALISTS = 1.5, 1.1
 #: Rows of C that are checked, and the largest relative error (Frobenius norm) of FP32 sums up to K = 8192.
 CHECKED_ROWS, LARGEST_ERROR = 16, 1e-5
-#: With ``--wide``, forms of v8 are timed up to this multiple of the cheapest by the model, and no more than so many.
+#: With ``--wide``, forms are timed up to this multiple of the cheapest by the model, of v8 no more than so many.
 WIDE, MOST_WIDE = 3.0, 40
 #: With ``--near``, forms up to this multiple of the cheapest's cycles, but so many at least and at most.
 NEAR, FEWEST_NEAR, MOST_NEAR = 1.1, 3, 9
+#: From so many problems on, processes work out their contenders.
+MANY = 400
 #: Picks beyond ``CLOSE`` that are printed, the worst first.
 PRINTED = 20
 H200 = ((9, 0), 132)
@@ -79,18 +90,41 @@ def draw(count: int, seed: int) -> list[Problem]:
 def contenders(
     problem: Problem, arch: tuple[int, int], sm_count: int, *, wide: bool = False, near: bool = False, kernel: str = ""
 ) -> list[Candidate]:
-    """The model's pick first, then what the tuner would time beside it, then all that v8's model knows."""
+    """The model's pick first, then what the tuner would time beside it, then all that the models know."""
     pick = choose(problem, arch=arch, sm_count=sm_count)
     if near:
         return list(dict.fromkeys([pick, *nearly_equal(problem, arch, sm_count)]))
-    found = [pick, *candidates(problem, arch=arch, sm_count=sm_count)]
-    if kernel:
-        return list(dict.fromkeys([pick, *(one for one in found if one[0].name == kernel)]))
+    found = []
+    if not (wide and kernel == "thin"):  # what the tuner would time of thin is among its widest
+        found += candidates(problem, arch=arch, sm_count=sm_count)
     if wide and 1 not in (problem.m, problem.n):
-        every = sorted(choices(problem, sm_count, arch), key=lambda choice: choice.cycles)
-        near = [choice for choice in every if choice.cycles <= WIDE * every[0].cycles]
-        found += [(v8_pipelined.SPEC, choice.config) for choice in near[:MOST_WIDE]]
-    return list(dict.fromkeys(found))
+        if kernel in ("", "v8"):
+            every = sorted(choices(problem, sm_count, arch), key=lambda choice: choice.cycles)
+            some = [choice for choice in every if choice.cycles <= WIDE * every[0].cycles]
+            found += [(v8_pipelined.SPEC, choice.config) for choice in some[:MOST_WIDE]]
+        if kernel in ("", "thin"):
+            found += all_of_thin(problem, arch, sm_count)
+    return list(dict.fromkeys([pick, *(one for one in found if kernel in ("", one[0].name))]))
+
+
+def all_of_thin(problem: Problem, arch: tuple[int, int], sm_count: int) -> list[Candidate]:
+    """thin's forms for a problem that it takes, those that its model finds very slow left out."""
+    if THIN.refuses is None or THIN.refuses(problem) is not None:
+        return []
+    found = thin_choose.choices(problem, sm_count, arch)
+    some = [choice for choice in found if choice.cycles <= WIDE * found[0].cycles]
+    return [(THIN, thin_tiles.config_of(problem, choice.tile, choice.parts)) for choice in some]
+
+
+def contenders_of_all(
+    problems: list[Problem], arch: tuple[int, int], sm_count: int, **which: Any
+) -> list[list[Candidate]]:
+    """The contenders of each problem, worked out side by side in processes where there are many."""
+    of_one = functools.partial(contenders, arch=arch, sm_count=sm_count, **which)
+    if len(problems) < MANY:
+        return [of_one(problem) for problem in problems]
+    with get_context("spawn").Pool(usable_cores()) as pool:
+        return pool.map(of_one, problems, chunksize=MANY // 10)
 
 
 def nearly_equal(problem: Problem, arch: tuple[int, int], sm_count: int) -> list[Candidate]:
@@ -136,13 +170,13 @@ def compile_all(problems: list[Problem], forms_of: list[list[Candidate]], arch: 
 class Bench:
     """Times contenders on matrices that are cut from one stretch of random numbers."""
 
-    def __init__(self, rounds: int) -> None:
+    def __init__(self, rounds: int, finals: int, batch_us: float) -> None:
         import torch
 
         from numba_gemm.benchmark.peers import find_peer
         from numba_gemm.device.context import current_context
 
-        self.rounds = rounds
+        self.rounds, self.finals, self.batch_us = rounds, finals, batch_us
         self.torch = torch
         torch.manual_seed(1)
         self.values = torch.randn(3 * 2**28, device="cuda")  # 3 GB, past the L2 for every shape
@@ -210,16 +244,28 @@ class Bench:
             works.append(work)
             names.append(label(spec, config))
         torch.cuda.synchronize()
-        first = time_interleaved(works, sets=sets, rounds=1)
-        least = min((timing.us for timing in first[1:]), default=math.inf)
-        kept = [index for index in range(len(works)) if index < 2 or first[index].us <= HOPELESS * least]
-        second = time_interleaved([works[index] for index in kept], sets=sets, rounds=self.rounds)
-        times = {names[index]: timing.us for index, timing in zip(kept, second, strict=True)}
-        of_cublas = times.pop("cublas")
-        seen = {
-            name: [name.split()[0], name, round(timing.us, 3), 1] for name, timing in zip(names, first, strict=True)
+        timings = time_interleaved(
+            works, sets=sets, rounds=self.rounds, hopeless=HOPELESS, kept=2, batch_us=self.batch_us
+        )
+        if self.finals and len(works) > 2:
+            least = min(timing.us for timing in timings[1:] if timing.rounds == self.rounds)
+            last = [index for index in range(len(works)) if index < 2 or timings[index].us <= FINALISTS * least]
+            again = time_interleaved(
+                [works[index] for index in last], sets=sets, rounds=self.finals, batch_us=self.batch_us
+            )
+            for index, timing in zip(last, again, strict=True):
+                timings[index] = timing
+        most = max((timing.rounds for timing in timings[1:]), default=0)
+        times = {
+            name: timing.us
+            for name, timing in zip(names, timings, strict=True)
+            if name == "cublas" or timing.rounds == most
         }
-        seen |= {name: [name.split()[0], name, round(us, 3), self.rounds] for name, us in times.items()}
+        of_cublas = times.pop("cublas")
+        seen = [
+            [name.split()[0], name, round(timing.us, 3), timing.rounds]
+            for name, timing in zip(names[1:], timings[1:], strict=True)
+        ]
         pick = label(*forms[0])
         best = min(times, key=lambda name: times[name]) if times else ""
         return {
@@ -234,7 +280,7 @@ class Bench:
             "cublas_us": of_cublas,
             "tried": len(forms),
             "failed": failed,
-            "times": [seen[name] for name in names[1:]],
+            "times": seen,
         }
 
 
@@ -274,6 +320,9 @@ def main() -> int:
     parser.add_argument("--shapes", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--finals", type=int, default=21)
+    parser.add_argument("--batch", type=float, default=1000.0)
+    parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--wide", action="store_true")
     parser.add_argument("--near", action="store_true")
     parser.add_argument("--kernel", default="")
@@ -290,18 +339,22 @@ def main() -> int:
         problems = [problem for problem in problems if refuses is None or refuses(problem) is None]
     which = {"wide": args.wide, "near": args.near, "kernel": args.kernel}
     if args.compile:
-        compile_all(problems, [contenders(problem, *H200, **which) for problem in problems], H200[0])
+        compile_all(problems, contenders_of_all(problems, *H200, **which), H200[0])
         return 0
 
     from numba_gemm.benchmark.record import SCHEMA, environment, slug
 
-    bench = Bench(args.rounds)
+    bench = Bench(args.rounds, args.finals, args.batch)
     device = bench.context.device
     arch, sm_count = device.compute_capability, device.sm_count
-    forms_of = [contenders(problem, arch, sm_count, **which) for problem in problems]
+    forms_of = contenders_of_all(problems, arch, sm_count, **which)
     compile_all(problems, forms_of, arch)
     start = time.perf_counter()
-    rows = [bench.measure(problem, forms) for problem, forms in zip(problems, forms_of, strict=True)]
+    rows = []
+    for problem, forms in zip(problems, forms_of, strict=True):
+        if time.perf_counter() - start > args.seconds:
+            break
+        rows.append(bench.measure(problem, forms))
     print_worst(rows)
     found = summary(rows)
     print(f"{len(rows)} shapes timed in {time.perf_counter() - start:.0f} s: {json.dumps(found)}")
@@ -309,6 +362,8 @@ def main() -> int:
         "schema": SCHEMA,
         "environment": environment(device, peer=bench.peer.version, commit=args.commit),
         "seed": args.seed,
+        "rounds": args.rounds,
+        "finals": args.finals,
         "summary": found,
         **which,
     }

@@ -8,6 +8,7 @@ from a captured graph, so that what is timed is the GPU's work and not the host'
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -47,7 +48,15 @@ def set_count(bytes_per_set: int, l2_bytes: int, *, limit: int = 64) -> int:
     return max(2, min(limit, -(-L2_MULTIPLE * l2_bytes // max(bytes_per_set, 1))))
 
 
-def time_interleaved(contenders: Sequence[Work], *, sets: int, rounds: int = 7) -> list[Timing]:
+def time_interleaved(
+    contenders: Sequence[Work],
+    *,
+    sets: int,
+    rounds: int = 7,
+    hopeless: float = math.inf,
+    kept: int = 1,
+    batch_us: float = BATCH_US,
+) -> list[Timing]:
     """Time several ways of doing the same work, interleaved.
 
     Parameters
@@ -55,6 +64,10 @@ def time_interleaved(contenders: Sequence[Work], *, sets: int, rounds: int = 7) 
     contenders : each launches one piece of work on the set and the stream that it is given.
     sets : how many sets of inputs there are.
     rounds : times that each contender is measured.
+    hopeless : after the first round, contenders beyond this multiple of the fastest, the first one (a reference) left
+        aside, are measured no more.
+    kept : so many, the first ones, are measured in every round whatever they take.
+    batch_us : µs that are timed at once, about.
 
     Returns
     -------
@@ -76,28 +89,33 @@ def time_interleaved(contenders: Sequence[Work], *, sets: int, rounds: int = 7) 
         work(0, handle)  # loads the module
         stream.synchronize()
         estimate = measure(_launcher(work, sets, sets, handle)) / sets
-        repeats = max(1, min(2000, round(BATCH_US / max(estimate, 0.5))))
+        repeats = max(1, min(2000, round(batch_us / max(estimate, 0.5))))
         # Whole turns over the sets, so that every round sees the same data.
-        count = -(-repeats // sets) * sets if estimate < BATCH_US else 1
+        count = -(-repeats // sets) * sets if estimate < batch_us else 1
         runs.append((_runner(work, count, sets, handle, graph=estimate < GRAPH_BELOW_US), count))
 
     for run, _ in runs:
         measure(run)  # warm-up
     times: list[list[float]] = [[] for _ in runs]
-    for _ in range(rounds):
-        for index, (run, count) in enumerate(runs):
+    going = list(range(len(runs)))
+    for one in range(rounds):
+        for index in going:
+            run, count = runs[index]
             times[index].append(measure(run) / count)
+        if one == 0:
+            least = min((own[0] for own in times[1:]), default=math.inf)
+            going = [index for index in going if index < kept or times[index][0] <= hopeless * least]
     return summarise(times)
 
 
 def summarise(times: Sequence[Sequence[float]]) -> list[Timing]:
-    """What the rounds of interleaved contenders come to: a list of µs for each, the same number for all."""
+    """What the rounds of interleaved contenders come to: a list of µs for each; none has more rounds than the first."""
     return [
         Timing(
             us=statistics.median(own),
             us_min=min(own),
             us_max=max(own),
-            ratio=statistics.median(first / mine for first, mine in zip(times[0], own, strict=True)),
+            ratio=statistics.median(first / mine for first, mine in zip(times[0], own, strict=False)),
             rounds=len(own),
         )
         for own in times
