@@ -16,7 +16,7 @@ the worst, and the geometric mean. Prints that and the worst picks.
     --rounds N    rounds (default 7)
     --finals N    rounds in which the fastest are timed anew (default 21; 0 leaves it out)
     --batch US    µs that are timed at once (default 1000)
-    --seconds S   begin no shape later than so long after the first one
+    --seconds S   begin no shape later than so long after the first one (Ctrl-C also ends it with what was timed)
     --name FILE   of the record (default chooser.json); one that ends in .gz is compressed, for fit_residuals.py
     --wide        time every form of v8 and thin that its model has within 3 times the cheapest, not only what the tuner
                   would
@@ -350,11 +350,14 @@ def main() -> int:
     forms_of = contenders_of_all(problems, arch, sm_count, **which)
     compile_all(problems, forms_of, arch)
     start = time.perf_counter()
-    rows = []
-    for problem, forms in zip(problems, forms_of, strict=True):
-        if time.perf_counter() - start > args.seconds:
-            break
-        rows.append(bench.measure(problem, forms))
+    rows: list[dict[str, Any]] = []
+    try:
+        for problem, forms in zip(problems, forms_of, strict=True):
+            if time.perf_counter() - start > args.seconds:
+                break
+            rows.append(bench.measure(problem, forms))
+    except KeyboardInterrupt:
+        print("stopped: what was timed is written")
     print_worst(rows)
     found = summary(rows)
     print(f"{len(rows)} shapes timed in {time.perf_counter() - start:.0f} s: {json.dumps(found)}")
