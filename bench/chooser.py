@@ -17,7 +17,7 @@ the worst, and the geometric mean. Prints that and the worst picks.
     --finals N    rounds in which the fastest are timed anew (default 21; 0 leaves it out)
     --batch US    µs that are timed at once (default 1000)
     --seconds S   begin no shape later than so long after the first one (Ctrl-C also ends it with what was timed)
-    --name FILE   of the record (default chooser.json); one that ends in .gz is compressed, for fit_residuals.py
+    --name FILE   of the record (default chooser.json); one that ends in .gz is packed, for fit_residuals.py
     --wide        time every form of v8 and thin that its model has within 3 times the cheapest, not only what the tuner
                   would
     --near        time only the forms that the choice finds nearly equal: many shapes, to learn from; no vectors
@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import gzip
 import importlib.util
 import json
 import math
@@ -44,6 +43,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 if importlib.util.find_spec("numba_gemm") is None:
     sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "bench"))
+
+from chooser_records import write_record  # noqa: E402
 
 from numba_gemm.catalog import get_spec  # noqa: E402
 from numba_gemm.choose import choose  # noqa: E402
@@ -367,15 +369,13 @@ def main() -> int:
         "seed": args.seed,
         "rounds": args.rounds,
         "finals": args.finals,
+        "batch_us": args.batch,
         "summary": found,
         **which,
     }
     path = (args.output or ROOT / "bench" / "results" / slug(device.name)) / args.name
     path.parent.mkdir(parents=True, exist_ok=True)
-    head = json.dumps(record, indent=1).removesuffix("\n}")
-    body = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
-    text = f'{head},\n "rows": [\n{body}\n]\n}}\n'.encode()
-    path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
+    write_record(path, record, rows)
     print(f"written to {path}")
     return 1 if found["failed"] else 0
 

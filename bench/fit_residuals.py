@@ -2,13 +2,13 @@
 
 Reads records of ``bench/chooser.py`` (``chooser_*.json.gz``: forms of every kernel that takes a shape, timed on an
 H200) and what ``numba-gemm tune`` timed of the suites (``tests/data/h200_tuned_forms.json``; large products with round
-sizes are rare among random ones), and fits regression trees to log(measured / model) of v8's forms, skinny's and
-thin's. Prints how good the pick is over shapes that the trees haven't seen, in cross-validation, and writes the trees
-to ``numba_gemm/fp32/residuals_h200.npz``; what they may ask about a form, and how they are read, is
-``numba_gemm/fp32/choose_residuals.py``'s.
+sizes are rare among random ones), and fits regression trees to log(measured / model) of v8's and skinny's forms and, in
+a set of their own, of thin's. Prints how good the pick is over shapes that the trees haven't seen, in cross-validation,
+and writes the trees to ``numba_gemm/fp32/residuals_h200.npz``; what they may ask about a form, and how they are read,
+is ``numba_gemm/fp32/choose_residuals.py``'s.
 
     --records FILE …   other records
-    --trees N          how many (default 2000)
+    --trees N          how many of each set (default: 3000 for v8 and skinny, 2000 for thin)
     --folds N          of the cross-validation; 0 leaves it out (default 4)
     --output FILE      of the trees
 
@@ -24,11 +24,11 @@ What was timed is what ``python bench/chooser.py --rounds 5`` times with
 from __future__ import annotations
 
 import argparse
-import gzip
 import importlib.util
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from multiprocessing import Pool
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,42 +40,63 @@ if importlib.util.find_spec("numba_gemm") is None:
 sys.path.insert(0, str(ROOT / "bench"))
 
 from chooser import CLOSE, label  # noqa: E402
+from chooser_records import read_head, read_rows  # noqa: E402
 
 from numba_gemm.fp32 import thin_choose, thin_tiles  # noqa: E402
 from numba_gemm.fp32.choose_fp32 import skinny_candidate, skinny_cycles  # noqa: E402
-from numba_gemm.fp32.choose_residuals import ARCH, FEATURES, SM_COUNT, TREES, Trees, features, known  # noqa: E402
+from numba_gemm.fp32.choose_residuals import (  # noqa: E402
+    ARCH,
+    FEATURES,
+    FIELDS,
+    KINDS,
+    SM_COUNT,
+    TREES,
+    Trees,
+    features,
+    kind_of,
+    known,
+)
 from numba_gemm.fp32.thin_specs import THIN  # noqa: E402
 from numba_gemm.fp32.v8_choose import candidate, modelled  # noqa: E402
 from numba_gemm.fp32.v8_pipelined import SPEC  # noqa: E402
 from numba_gemm.problem import Problem  # noqa: E402
+from numba_gemm.processes import usable_cores  # noqa: E402
 from numba_gemm.spec import make_config  # noqa: E402
+from numba_gemm.timing import BATCH_US  # noqa: E402
 
 SUITES = ROOT / "tests/data/h200_tuned_forms.json"
 RECORDS = sorted((ROOT / "bench/results/nvidia-h200").glob("chooser_*.json.gz"))
 #: Cycles in a µs of the GPU whose times these are.
 MHZ = 1980
 #: A tree's questions, the share of each that is taken, and the steps of a feature that a question may choose from.
-DEPTH, RATE, STEPS = 7, 0.1, 128
+DEPTH, RATE, STEPS = 8, 0.1, 128
+#: How many trees each kind of forms has.
+TREE_COUNTS = {"tiles": 3000, "thin": 2000}
 #: Forms count for less the further they are from the fastest: weights up to that multiple of it; none beyond the last.
 WEIGHTS = ((1.2, 1.0), (1.6, 0.5), (2.5, 0.15))
 #: A shape of the suites counts as so many random ones.
 SUITE_WEIGHT = 10.0
 #: Errors beyond this (log) are some accident's.
 LARGEST_ERROR = 0.5
-#: Leaves are kept as 16-bit integers times a scale.
-LEVELS = 32000
+#: µs that a graph takes to begin, which a short batch feels; how many launches it has is found by an estimate that has
+#: the host's part of a launch, if that takes longer.
+START_US, LAUNCH_US = 2.4, 4.5
+#: Leaves are kept as 8-bit integers times a scale of their tree.
+LEVELS = 127
 #: Rows whose corrections are worked out together.
 AT_A_TIME = 2000
 
 
 class Timings(NamedTuple):
-    """Rows of forms that were timed: features, cycles by the model, µs, and the number of their shape.
+    """Rows of forms that were timed: features, kind of trees, cycles by the model, µs, and the number of their shape.
 
-    ``apart`` has the µs of a row or column that gemv takes, by the model; the other numbers are without it.
-    ``fastest`` has for each shape the µs of its fastest form, of any kernel; ``random`` whether the shape was drawn.
+    ``kind`` numbers ``KINDS``. ``apart`` has the µs of a row or column that gemv takes, by the model; the other numbers
+    are without it. ``fastest`` has for each shape the µs of its fastest form, of any kernel; ``random`` whether the
+    shape was drawn.
     """
 
     rows: Any
+    kind: Any
     cycles: Any
     us: Any
     apart: Any
@@ -91,11 +112,11 @@ def read_records(paths: list[Path]) -> Iterator[Shape]:
     """Each shape of records of chooser.py, with kernel and µs by the name of the form; of several records the first."""
     found: dict[Problem, dict[str, tuple[str, float]]] = {}
     for path in paths:
-        text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        for row in json.loads(text)["rows"]:
+        start = START_US / read_head(path).get("batch_us", BATCH_US)
+        for row in read_rows(path):
             timed = found.setdefault(Problem.packed(row["m"], row["n"], row["k"]), {})
             for kernel, name, us, _ in row["times"]:
-                timed.setdefault(name, (kernel, us))
+                timed.setdefault(name, (kernel, us - start * max(us, LAUNCH_US)))
     yield from found.items()
 
 
@@ -115,31 +136,37 @@ def read_suites(path: Path) -> Iterator[Shape]:
 
 def read(shapes: Iterable[Shape], *, random: bool) -> Timings:
     """The forms of v8, skinny and thin that were timed."""
-    rows, cycles, us, apart, shape, fastest = [], [], [], [], [], []
-    for problem, timed in shapes:
-        if not known(problem, SM_COUNT, ARCH):
-            continue
-        found = []
-        for one in modelled(problem, SM_COUNT, ARCH):
-            name = label(SPEC, one.choice.config)
+    with Pool(usable_cores()) as pool:
+        found = [one for one in pool.map(read_shape, shapes, chunksize=50) if one is not None]
+    columns = zip(*(row for _, rows in found for row in rows), strict=True)
+    rows, kind, cycles, us, apart = (np.array(column) for column in columns)
+    shape = np.repeat(np.arange(len(found)), [len(rows) for _, rows in found])
+    fastest = np.array([least for least, _ in found])
+    return Timings(rows.astype(np.float32), kind, cycles, us, apart, shape, fastest, np.full(len(fastest), random))
+
+
+def read_shape(shape: Shape) -> tuple[float, list[tuple[Any, ...]]] | None:
+    """The µs of a shape's fastest form and of each form features, kind, cycles, µs and µs apart; None if not known."""
+    problem, timed = shape
+    if not known(problem, SM_COUNT, ARCH):
+        return None
+    found = []
+    for one in modelled(problem, SM_COUNT, ARCH):
+        name = label(SPEC, one.choice.config)
+        if name in timed:
+            found.append((candidate(one.rest, one.choice), timed[name][1], one.apart / MHZ))
+    for time in [time for kernel, time in timed.values() if kernel == "skinny"][:1]:
+        by_model = skinny_cycles(problem, SM_COUNT, ARCH)
+        found.append((skinny_candidate(problem, SM_COUNT, ARCH, by_model), time, 0.0))
+    if thin_tiles.refuses(problem) is None:
+        for choice in thin_choose.modelled(problem, SM_COUNT, ARCH):
+            name = label(THIN, thin_tiles.config_of(problem, choice.tile, choice.parts))
             if name in timed:
-                found.append((candidate(one.rest, one.choice), timed[name][1], one.apart / MHZ))
-        for time in [time for kernel, time in timed.values() if kernel == "skinny"][:1]:
-            by_model = skinny_cycles(problem, SM_COUNT, ARCH)
-            found.append((skinny_candidate(problem, SM_COUNT, ARCH, by_model), time, 0.0))
-        if thin_tiles.refuses(problem) is None:
-            for choice in thin_choose.modelled(problem, SM_COUNT, ARCH):
-                name = label(THIN, thin_tiles.config_of(problem, choice.tile, choice.parts))
-                if name in timed:
-                    found.append((thin_choose.candidate(problem, choice, SM_COUNT, ARCH), timed[name][1], 0.0))
-        rows += [features(one) for one, _, _ in found]
-        cycles += [one.cycles for one, _, _ in found]
-        us += [time - by_gemv for _, time, by_gemv in found]
-        apart += [by_gemv for *_, by_gemv in found]
-        shape += [len(fastest)] * len(found)
-        fastest.append(min(time for _, time in timed.values()))
-    numbers = map(np.array, (cycles, us, apart, shape, fastest, [random] * len(fastest)))
-    return Timings(np.array(rows, np.float32), *numbers)
+                found.append((thin_choose.candidate(problem, choice, SM_COUNT, ARCH), timed[name][1], 0.0))
+    least = min(time for _, time in timed.values())
+    return least, [
+        (features(one), KINDS.index(kind_of(one)), one.cycles, time - apart, apart) for one, time, apart in found
+    ]
 
 
 def together(first: Timings, second: Timings) -> Timings:
@@ -153,15 +180,21 @@ def fastest_of_its_kind(timings: Timings) -> Any:
 
     Where thin is much faster, forms of v8 that are near v8's fastest still say how v8 behaves.
     """
-    thin = timings.rows[:, FEATURES.index("thin: warps")] > 0
-    kind = 2 * timings.shape + thin
-    fastest = np.full(2 * len(timings.fastest), np.inf)
+    kind = len(KINDS) * timings.shape + timings.kind
+    fastest = np.full(len(KINDS) * len(timings.fastest), np.inf)
     np.minimum.at(fastest, kind, timings.us + timings.apart)
     return fastest[kind]
 
 
-def fit(timings: Timings, chosen: Any, trees: int) -> Trees:
-    """Trees for the chosen rows."""
+def fit(timings: Timings, chosen: Any, count: int | None) -> list[Trees]:
+    """Trees of each kind for the chosen rows; as many as there should be, or ``TREE_COUNTS``."""
+    return [
+        fit_kind(timings, chosen & (timings.kind == index), count or TREE_COUNTS[kind])
+        for index, kind in enumerate(KINDS)
+    ]
+
+
+def fit_kind(timings: Timings, chosen: Any, trees: int) -> Trees:
     try:
         from catboost import CatBoostRegressor
     except ImportError:
@@ -200,12 +233,25 @@ def _trees_of(model: Any) -> Trees:
             questions[1][index, bit] = split["border"]
         leaves[index, : 2 ** len(splits)] = tree["leaf_values"]
     scale, (bias,) = saved["scale_and_bias"]
-    return Trees(*questions, scale * leaves, bias)
+    leaves *= scale
+    steps = _steps(leaves)
+    return Trees(*questions, (np.rint(leaves / steps) * steps).astype(np.float32), bias)
 
 
-def predict(trees: Trees, rows: Any) -> Any:
-    """Corrections of many rows, some at a time: each takes a number for each question of each tree."""
-    return np.concatenate([trees.predict(part) for part in np.array_split(rows, -(-len(rows) // AT_A_TIME))])
+def _steps(leaves: Any) -> Any:
+    """Of each tree, of what its leaves are multiples in the file, (trees, 1)."""
+    most = np.abs(leaves).max(axis=1, keepdims=True)
+    return (np.where(most > 0, most, 1.0) / LEVELS).astype(np.float32)
+
+
+def predict(trees: list[Trees], timings: Timings, chosen: Any) -> Any:
+    """Corrections of the chosen rows, some at a time: each takes a number for each question of each tree."""
+    found = np.zeros(len(timings.us))
+    for index, of_kind in enumerate(trees):
+        there = np.flatnonzero(chosen & (timings.kind == index))
+        for part in np.array_split(there, -(-len(there) // AT_A_TIME)) if len(there) else ():
+            found[part] = of_kind.predict(timings.rows[part])
+    return found[chosen]
 
 
 def picks(timings: Timings, corrections: Any) -> Any:
@@ -221,18 +267,21 @@ def say(name: str, ratios: Any) -> None:
     print(f"{name}: {shares}  {np.exp(np.log(ratios).mean()) - 1:.2%} slower on the mean", flush=True)
 
 
-def save(trees: Trees, path: Path) -> None:
-    scale = np.float32(np.abs(trees.leaves).max() / LEVELS)
-    leaves = np.rint(trees.leaves / scale).astype(np.int16)
-    np.savez_compressed(
-        path, features=trees.features, borders=trees.borders, leaves=leaves, scale=scale, bias=np.float64(trees.bias)
-    )
+def save(trees: list[Trees], path: Path) -> None:
+    """Write the trees of each kind as ``choose_residuals.load_trees`` reads them."""
+    arrays = {}
+    for kind, of_kind in zip(KINDS, trees, strict=True):
+        steps = _steps(of_kind.leaves)
+        leaves = np.rint(of_kind.leaves / steps).astype(np.int8)
+        fields = (of_kind.features, of_kind.borders, leaves, steps[:, 0], np.float64(of_kind.bias))
+        arrays |= {f"{kind}_{name}": field for name, field in zip(FIELDS, fields, strict=True)}
+    np.savez_compressed(path, **arrays)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=Path, nargs="+", default=RECORDS)
-    parser.add_argument("--trees", type=int, default=2000)
+    parser.add_argument("--trees", type=int)
     parser.add_argument("--folds", type=int, default=4)
     parser.add_argument("--output", type=Path, default=TREES)
     args = parser.parse_args()
@@ -246,10 +295,11 @@ def main() -> int:
         corrections = np.zeros(len(timings.us))
         for one in range(args.folds):
             away = fold == one
-            corrections[away] = predict(fit(timings, ~away, args.trees), timings.rows[away])
+            corrections[away] = predict(fit(timings, ~away, args.trees), timings, away)
         say(f"corrected, of shapes not seen ({args.folds} folds)", picks(timings, corrections)[drawn])
-    trees = fit(timings, np.ones(len(timings.us), bool), args.trees)
-    found = picks(timings, predict(trees, timings.rows))
+    every = np.ones(len(timings.us), bool)
+    trees = fit(timings, every, args.trees)
+    found = picks(timings, predict(trees, timings, every))
     say("corrected, of shapes learnt from", found[drawn])
     say("corrected, of the suites", found[~drawn])
     save(trees, args.output)

@@ -8,9 +8,10 @@ some 70 more numbers, brought the picks that are within 5% of the fastest from 9
 regression trees over the plain model, judged by shapes that they hadn't seen, to 99.0%. So the formulas were left out,
 and the trees are here.
 
-A tree asks seven yes-or-no questions, the same ones on all its branches, so that the answers are the seven bits of the
-number of its leaf. The leaves of all trees add up to log(measured / model). ``bench/fit_residuals.py`` makes the file
-of trees from records of ``bench/chooser.py`` and says how good they are on shapes that they haven't seen.
+A tree asks eight yes-or-no questions, the same ones on all its branches, so that the answers are the eight bits of the
+number of its leaf. The leaves of all trees add up to log(measured / model). thin's forms have trees of their own: one
+set for all kernels spends its questions on what tells them apart. ``bench/fit_residuals.py`` makes the file of trees
+from records of ``bench/chooser.py`` and says how good they are on shapes that they haven't seen.
 
 They hold for what was timed, one product of row-major factors with dimensions up to 8192 on a GPU like that one;
 elsewhere the models stand alone.
@@ -34,6 +35,10 @@ SMALLEST, LARGEST = {"m": 2, "n": 2, "k": 1}, 8192
 #: Candidates beyond so many times the cheapest keep the cycles of the model: no correction would bring them to the top.
 NEAR = 2.0
 TREES = Path(__file__).with_name("residuals_h200.npz")
+#: The sets of trees: for forms that have tiles of C (v8's and skinny's), and for thin's.
+KINDS = ("tiles", "thin")
+#: What the file has of each kind.
+FIELDS = ("features", "borders", "leaves", "scales", "bias")
 #: What the trees may ask about a candidate, in the order of the columns; lb is the binary logarithm.
 FEATURES = (
     "kernel and form",
@@ -122,12 +127,12 @@ def known(problem: Problem, sm_count: int, arch: tuple[int, int]) -> bool:
 
 
 def corrected(candidates: Sequence[Candidate]) -> list[float]:
-    """The cycles of candidates, those near the cheapest times what the trees know of them."""
+    """The cycles of candidates of one kernel, those near the cheapest times what the trees know of them."""
     cycles = [one.cycles for one in candidates]
     most = NEAR * min(cycles)
     near = [index for index, one in enumerate(cycles) if one <= most]
     rows = np.array([features(candidates[index]) for index in near], np.float32)
-    for index, factor in zip(near, np.exp(load_trees().predict(rows)), strict=True):
+    for index, factor in zip(near, np.exp(load_trees(kind_of(candidates[0])).predict(rows)), strict=True):
         cycles[index] *= float(factor)
     return cycles
 
@@ -151,9 +156,14 @@ def features(one: Candidate) -> tuple[float, ...]:
     )  # fmt: skip
 
 
+def kind_of(one: Candidate) -> str:
+    """Which trees know a candidate."""
+    return KINDS[any(one.thin)]
+
+
 @functools.cache
-def load_trees() -> Trees:
-    """The trees of the file that is shipped."""
+def load_trees(kind: str) -> Trees:
+    """The trees of a kind, from the file that is shipped: leaves are 8-bit integers times a scale of their tree."""
     with np.load(TREES) as found:
-        leaves = found["leaves"].astype(np.float32) * found["scale"]
-        return Trees(found["features"], found["borders"], leaves, float(found["bias"]))
+        features, borders, leaves, scales, bias = (found[f"{kind}_{field}"] for field in FIELDS)
+        return Trees(features, borders, leaves * scales[:, np.newaxis], float(bias))

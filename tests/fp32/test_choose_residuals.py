@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import importlib.util
+import itertools
 import json
 import math
 import statistics
@@ -20,6 +19,7 @@ from numba_gemm.fp32 import choose_fp32, choose_residuals, thin_choose, thin_til
 from numba_gemm.fp32.choose_fp32 import choose_kernel, skinny_candidate, skinny_cycles
 from numba_gemm.fp32.choose_residuals import (
     FEATURES,
+    KINDS,
     LARGEST,
     NEAR,
     SM_COUNT,
@@ -27,6 +27,7 @@ from numba_gemm.fp32.choose_residuals import (
     Trees,
     corrected,
     features,
+    kind_of,
     known,
     load_trees,
 )
@@ -38,7 +39,9 @@ from numba_gemm.problem import Problem
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
+import fit_residuals as script  # noqa: E402
 from chooser import label  # noqa: E402
+from chooser_records import read_rows, write_record  # noqa: E402
 
 RECORD = json.loads((ROOT / "tests/data/h200_v8_forms.json").read_text())
 H200 = ((9, 0), 132)
@@ -67,14 +70,20 @@ def test_the_answers_are_the_bits_of_a_leaf():
     assert trees.predict(rows).tolist() == [101.25, 102.25, 204.25, 208.25, 201.25]
 
 
-def test_the_shipped_trees_ask_about_features_that_there_are():
-    trees = load_trees()
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_shipped_trees_ask_about_features_that_there_are(kind):
+    trees = load_trees(kind)
     count, questions = trees.features.shape
     assert trees.borders.shape == (count, questions)
     assert trees.leaves.shape == (count, 2**questions)
     assert trees.features.max() < len(FEATURES)
-    assert set(np.unique(trees.features)) == set(range(len(FEATURES)))  # none is there for nothing
     assert not np.isnan(trees.leaves).any()
+
+
+def test_no_feature_is_there_for_nothing():
+    asked = {kind: {FEATURES[index] for index in np.unique(load_trees(kind).features)} for kind in KINDS}
+    assert asked["tiles"] | asked["thin"] == set(FEATURES)
+    assert {name for name in FEATURES if name.startswith("thin: ")} == asked["thin"] - asked["tiles"]
 
 
 def test_a_row_says_what_its_columns_are_called():
@@ -117,6 +126,7 @@ def test_thin_is_described_by_its_tile_and_parts():
     tile = thin_tiles.tiles_of(problem)[2]
     one = thin_choose.candidate(problem, thin_choose.Choice(tile, 6, 1e4), 132, (9, 0))
     assert one.form == thin_choose.FIRST_FORM + 2 > len(SHAPES) + 1
+    assert (kind_of(one), kind_of(one_of(problem))) == ("thin", "tiles")
     last = thin_choose.candidate(
         Problem.packed(16, 61, 600),
         thin_choose.Choice(thin_tiles.TILES["across", 1, 16][-1], 1, 1e4),
@@ -139,7 +149,7 @@ def test_thin_is_described_by_its_tile_and_parts():
 def test_candidates_far_from_the_cheapest_keep_their_cycles():
     problem = Problem.packed(1000, 1000, 1000)
     near, far = one_of(problem, 1e5), one_of(problem, 1e5 * NEAR * 1.01)
-    by_trees = math.exp(load_trees().predict(np.array([features(near)], np.float32))[0])
+    by_trees = math.exp(load_trees("tiles").predict(np.array([features(near)], np.float32))[0])
     assert corrected([near, far]) == [pytest.approx(1e5 * by_trees), far.cycles]
     assert by_trees != 1
 
@@ -170,7 +180,9 @@ def test_they_hold_for_what_was_timed(change, holds):
 
 
 def test_elsewhere_the_model_stands_alone(monkeypatch):
-    monkeypatch.setattr(choose_residuals, "load_trees", lambda: pytest.fail("trees of another GPU were read"))
+    monkeypatch.setattr(
+        choose_residuals, "load_trees", lambda kind: pytest.fail(f"{kind}'s trees of another GPU were read")
+    )
     problem = Problem.packed(300, 400, 500)
     for sm_count, arch in ((132, (8, 0)), (108, (9, 0)), (188, (12, 0))):
         by_model = [one.choice.cycles for one in modelled(problem, sm_count, arch)]
@@ -280,43 +292,51 @@ def test_times_of_thin_are_known_to_a_few_percent_at_shapes_that_the_trees_have_
 # --- the script that learns
 
 
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("fit_residuals", ROOT / "bench/fit_residuals.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_records_become_rows_of_features(script, tmp_path):
-    record = json.loads(gzip.decompress((ROOT / "bench/results/nvidia-h200/chooser_seed100.json.gz").read_bytes()))
-    record["rows"] = [row for row in record["rows"] if 1 not in (row["m"], row["n"])][:20]
-    path = tmp_path / "some.json"
-    path.write_text(json.dumps(record))
-    timings = script.read(script.read_records([path]), random=True)
+def test_records_become_rows_of_features(tmp_path):
+    path = ROOT / "bench/results/nvidia-h200/chooser_seed100.json.gz"
+    rows = list(itertools.islice((row for row in read_rows(path) if 1 not in (row["m"], row["n"])), 20))
+    write_record(tmp_path / "some.json", {"schema": 1}, rows)
+    timings = script.read(script.read_records([tmp_path / "some.json"]), random=True)
     assert timings.rows.shape == (len(timings.us), len(FEATURES))
     assert sorted(set(timings.shape)) == list(range(20))
-    assert timings.fastest.tolist() == [min(us for _, _, us, _ in row["times"]) for row in record["rows"]]
-    known_kernels = sum(kernel in ("v8", "skinny", "thin") for row in record["rows"] for kernel, *_ in row["times"])
+    fastest = np.array([min(us for _, _, us, _ in row["times"]) for row in rows])
+    start = script.START_US / 1000  # of a batch of 1 ms
+    np.testing.assert_allclose(timings.fastest, fastest - start * np.maximum(fastest, script.LAUNCH_US))
+    known_kernels = sum(kernel in ("v8", "skinny", "thin") for row in rows for kernel, *_ in row["times"])
     assert len(timings.us) == known_kernels
     # The record's own pick was the model's.
+    picked = [next(us for _, name, us, _ in row["times"] if name == row["pick"]) for row in rows]
     ratios = script.picks(timings, 0.0)
-    assert sum(abs(one - row["ratio"]) < 2e-3 for one, row in zip(ratios, record["rows"], strict=True)) >= 19
+    found = zip(ratios, picked, fastest, strict=True)
+    assert sum(abs(one - us / best) < 2e-3 for one, us, best in found) >= 19
 
 
-def test_the_tuners_forms_of_the_suites_are_read_too(script):
+@pytest.mark.parametrize("name", ["some.json", "some.json.gz"])
+def test_records_are_read_as_they_were_written(tmp_path, name):
+    times = [["v8", "v8 b", 2.5, 3], ["thin", "thin a=1", 2.25, 3], ["v8", "v8 c", 7.0, 1]]
+    rows = [
+        {"m": 2, "n": 3, "k": 4, "cublas_us": 3.125, "pick": "v8 b", "times": times},
+        {"m": 5, "n": 6, "k": 7, "cublas_us": 4.0, "pick": None, "times": times[1:]},
+    ]
+    write_record(tmp_path / name, {"schema": 1}, rows)
+    assert list(read_rows(tmp_path / name)) == rows
+
+
+def test_the_tuners_forms_of_the_suites_are_read_too():
     timings = script.read(script.read_suites(script.SUITES), random=False)
     assert len(timings.fastest) >= 10
     assert (timings.apart > 0).any()
-    trees = load_trees()
-    assert script.picks(timings, script.predict(trees, timings.rows)).max() < 1.05
+    every = np.ones(len(timings.us), bool)
+    trees = [load_trees(kind) for kind in KINDS]
+    assert script.picks(timings, script.predict(trees, timings, every)).max() < 1.05
 
 
-def test_trees_are_written_as_they_are_read(script, tmp_path, monkeypatch):
-    trees = load_trees()
+def test_trees_are_written_as_they_are_read(tmp_path, monkeypatch):
+    trees = [load_trees(kind) for kind in KINDS]
     path = tmp_path / "trees.npz"
     script.save(trees, path)
     monkeypatch.setattr(choose_residuals, "TREES", path)
-    again = load_trees.__wrapped__()
     rows = np.array([features(one_of(Problem.packed(m, 500, 600))) for m in (2, 70, 4000)], np.float32)
-    np.testing.assert_allclose(again.predict(rows), trees.predict(rows), atol=1e-6)
+    for kind, before in zip(KINDS, trees, strict=True):
+        again = load_trees.__wrapped__(kind)
+        np.testing.assert_allclose(again.predict(rows), before.predict(rows), atol=1e-6)
