@@ -8,17 +8,21 @@ and writes the trees to ``numba_gemm/fp32/residuals_h200.npz``; what they may as
 is ``numba_gemm/fp32/choose_residuals.py``'s.
 
     --records FILE …   other records
-    --trees N          how many of each set (default: 3000 for v8 and skinny, 2000 for thin)
+    --trees N          how many of each set (default: 4000 for v8 and skinny, 3000 for thin)
     --folds N          of the cross-validation; 0 leaves it out (default 4)
     --output FILE      of the trees
 
 The times of a GPU serve as long as its kernels do: measure again if v8, skinny or thin change, or the models' numbers.
-What was timed is what ``python bench/chooser.py --rounds 5`` times with
+What was timed is what ``python bench/chooser.py --finals 0`` times, of the last four as many shapes as a run had time
+for, with
 
-    --shapes 2600 --seed 100 --wide   (and seed 101; before there was thin, in chooser_seed100.json.gz and …101)
-    --shapes 2600 --seed 100 --kernel thin   (and seed 101; in chooser_thin.json.gz: of thin's forms those within 1.7
-                                              times the cheapest by an earlier model, at most 16)
-    --shapes 7000 --seed 102 --near   (as many of them as a run had time for, in chooser_near102.json.gz)
+    --rounds 5 --shapes 2600 --seed 100 --wide   (and seed 101; before there was thin, in chooser_seed100.json.gz, …101)
+    --rounds 5 --shapes 2600 --seed 100 --kernel thin   (and seed 101; in chooser_thin.json.gz: of thin's forms those
+                                                         within 1.7 times the cheapest by an earlier model, at most 16)
+    --rounds 5 --shapes 7000 --seed 102 --near   (chooser_near102.json.gz)
+    --rounds 3 --batch 250 --shapes 30000 --seed 103 --kernel thin --wide   (chooser_thin103.json.gz)
+    --rounds 3 --batch 250 --shapes 16000 --seed 104 --near   (chooser_near104.json.gz)
+    --rounds 3 --batch 250 --shapes 60000 --seed 105 --near   (chooser_near105.json.gz, by the trees of all the others)
 """
 
 from __future__ import annotations
@@ -71,7 +75,7 @@ MHZ = 1980
 #: A tree's questions, the share of each that is taken, and the steps of a feature that a question may choose from.
 DEPTH, RATE, STEPS = 8, 0.1, 128
 #: How many trees each kind of forms has.
-TREE_COUNTS = {"tiles": 3000, "thin": 2000}
+TREE_COUNTS = {"tiles": 4000, "thin": 3000}
 #: Forms count for less the further they are from the fastest: weights up to that multiple of it; none beyond the last.
 WEIGHTS = ((1.2, 1.0), (1.6, 0.5), (2.5, 0.15))
 #: A shape of the suites counts as so many random ones.
@@ -80,7 +84,7 @@ SUITE_WEIGHT = 10.0
 LARGEST_ERROR = 0.5
 #: µs that a graph takes to begin, which a short batch feels; how many launches it has is found by an estimate that has
 #: the host's part of a launch, if that takes longer.
-START_US, LAUNCH_US = 2.4, 4.5
+START_US, LAUNCH_US = 3.1, 3.9
 #: Leaves are kept as 8-bit integers times a scale of their tree.
 LEVELS = 127
 #: Rows whose corrections are worked out together.
