@@ -13,7 +13,7 @@ is ``numba_gemm/fp32/choose_residuals.py``'s.
     --output FILE      of the trees
 
 The times of a GPU serve as long as its kernels do: measure again if v8, skinny or thin change, or the models' numbers.
-What was timed is what ``python bench/chooser.py --finals 0`` times, of the last four as many shapes as a run had time
+What was timed is what ``python bench/chooser.py --finals 0`` times, of the last five as many shapes as a run had time
 for, with
 
     --rounds 5 --shapes 2600 --seed 100 --wide   (and seed 101; before there was thin, in chooser_seed100.json.gz, …101)
@@ -22,7 +22,8 @@ for, with
     --rounds 5 --shapes 7000 --seed 102 --near   (chooser_near102.json.gz)
     --rounds 3 --batch 250 --shapes 30000 --seed 103 --kernel thin --wide   (chooser_thin103.json.gz)
     --rounds 3 --batch 250 --shapes 16000 --seed 104 --near   (chooser_near104.json.gz)
-    --rounds 3 --batch 250 --shapes 60000 --seed 105 --near   (chooser_near105.json.gz, by the trees of all the others)
+    --rounds 3 --batch 250 --shapes 60000 --seed 105 --near   (chooser_near105.json.gz, by the trees of all above)
+    --rounds 3 --batch 250 --shapes 70000 --seed 106 --near --kernel thin --over 2.5   (…near106.json.gz, likewise)
 """
 
 from __future__ import annotations

@@ -259,7 +259,7 @@ def test_picks_on_random_shapes_that_the_trees_have_not_seen():
 def test_picks_of_all_kernels_on_random_shapes_that_the_trees_have_not_seen():
     """The shapes of chooser.json, whose seed is none of those that were learnt from."""
     record = json.loads((ROOT / "bench/results/nvidia-h200/chooser.json").read_text())
-    assert record["seed"] not in range(100, 106)
+    assert record["seed"] not in range(100, 107)
     regrets, by_kernel = [], defaultdict(int)
     for row in record["rows"]:
         spec, config = choose(Problem.packed(row["m"], row["n"], row["k"]), arch=(9, 0), sm_count=132)
