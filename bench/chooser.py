@@ -69,7 +69,7 @@ LARGEST = 8192
 CLOSE = 1.05
 #: Forms beyond this multiple of the fastest in the first round aren't timed again; up to the next, they are in the end.
 HOPELESS, FINALISTS = 1.5, 1.1
-#: The last rounds are in so many goes, each on other matrices: where these lie makes up to 6% of the shortest times.
+#: The last rounds are in so many goes, each on other matrices: runs on the same ones differed by 6% for some forms.
 GOES = 3
 #: Rows of C that are checked, and the largest relative error (Frobenius norm) of FP32 sums up to K = 8192.
 CHECKED_ROWS, LARGEST_ERROR = 16, 1e-5

@@ -267,8 +267,8 @@ def test_picks_of_all_kernels_on_random_shapes_that_the_trees_have_not_seen():
         regrets.append(times[label(spec, config)] / min(times.values()))
         by_kernel[spec.name] += 1
     assert len(regrets) == 200
-    assert sum(one <= 1.05 for one in regrets) >= 193
-    assert statistics.geometric_mean(regrets) < 1.005
+    assert sum(one <= 1.05 for one in regrets) >= 198
+    assert statistics.geometric_mean(regrets) < 1.0025
     assert min(by_kernel[name] for name in ("gemv", "thin", "v8")) > 10
 
 
@@ -284,7 +284,7 @@ def test_times_of_thin_are_known_to_a_few_percent_at_shapes_that_the_trees_have_
                 us = times.get(label(THIN, thin_tiles.config_of(problem, choice.tile, choice.parts)), math.inf)
                 if us <= 1.25 * row["best_us"]:
                     errors.append(math.log(us * 1980 / choice.cycles))
-    assert len(errors) > 400
+    assert len(errors) > 350
     assert statistics.stdev(errors) < 0.03
     assert abs(statistics.mean(errors)) < 0.01
 
