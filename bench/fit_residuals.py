@@ -229,18 +229,21 @@ def _trees_of(model: Any) -> Trees:
         model.save_model(str(path), format="json")
         saved = json.loads(path.read_text())
     count = len(saved["oblivious_trees"])
-    questions = np.zeros((count, DEPTH), np.uint8), np.full((count, DEPTH), np.inf, np.float32)
+    numbers = {(0, np.inf): 0}  # what isn't asked is answered by no
+    asked = np.zeros((count, DEPTH), np.uint16)
     leaves = np.zeros((count, 2**DEPTH))
     for index, tree in enumerate(saved["oblivious_trees"]):
         splits = tree["splits"] or []
-        for bit, split in enumerate(splits):  # what isn't asked is answered by no
-            questions[0][index, bit] = split["float_feature_index"]
-            questions[1][index, bit] = split["border"]
+        for bit, split in enumerate(splits):
+            question = split["float_feature_index"], split["border"]
+            asked[index, bit] = numbers.setdefault(question, len(numbers))
         leaves[index, : 2 ** len(splits)] = tree["leaf_values"]
+    features = np.array([feature for feature, _ in numbers], np.uint8)
+    borders = np.array([border for _, border in numbers], np.float32)
     scale, (bias,) = saved["scale_and_bias"]
     leaves *= scale
     steps = _steps(leaves)
-    return Trees(*questions, (np.rint(leaves / steps) * steps).astype(np.float32), bias)
+    return Trees(features, borders, asked, (np.rint(leaves / steps) * steps).astype(np.float32), bias)
 
 
 def _steps(leaves: Any) -> Any:
@@ -278,7 +281,7 @@ def save(trees: list[Trees], path: Path) -> None:
     for kind, of_kind in zip(KINDS, trees, strict=True):
         steps = _steps(of_kind.leaves)
         leaves = np.rint(of_kind.leaves / steps).astype(np.int8)
-        fields = (of_kind.features, of_kind.borders, leaves, steps[:, 0], np.float64(of_kind.bias))
+        fields = (of_kind.features, of_kind.borders, of_kind.asked, leaves, steps[:, 0], np.float64(of_kind.bias))
         arrays |= {f"{kind}_{name}": field for name, field in zip(FIELDS, fields, strict=True)}
     np.savez_compressed(path, **arrays)
 

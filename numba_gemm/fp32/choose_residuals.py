@@ -38,7 +38,7 @@ TREES = Path(__file__).with_name("residuals_h200.npz")
 #: The sets of trees: for forms that have tiles of C (v8's and skinny's), and for thin's.
 KINDS = ("tiles", "thin")
 #: What the file has of each kind.
-FIELDS = ("features", "borders", "leaves", "scales", "bias")
+FIELDS = ("features", "borders", "asked", "leaves", "scales", "bias")
 #: What the trees may ask about a candidate, in the order of the columns; lb is the binary logarithm.
 FEATURES = (
     "kernel and form",
@@ -102,22 +102,26 @@ class Candidate(NamedTuple):
 
 
 class Trees(NamedTuple):
-    """``features`` and ``borders`` (trees, up to 8 questions): a question is whether a feature is beyond its border.
+    """A question is whether a feature is beyond a border; trees share them.
 
-    ``leaves`` (trees, 2 ** questions); ``bias``, which is added to their sum.
+    ``features`` and ``borders`` of all questions, (questions,); ``asked``, the numbers of those that each tree asks,
+    (trees, up to 8); ``leaves`` (trees, 2 ** asked); ``bias``, which is added to their sum.
     """
 
     features: Any
     borders: Any
+    asked: Any
     leaves: Any
     bias: float
 
     def predict(self, rows: Any) -> Any:
         """log(measured / model) for rows of features, (candidates, features)."""
-        leaf = np.zeros((len(rows), len(self.leaves)), np.uint8)
-        for bit, (feature, border) in enumerate(zip(self.features.T, self.borders.T, strict=True)):
-            leaf |= (rows[:, feature] > border).view(np.uint8) << np.uint8(bit)
-        return self.leaves[np.arange(len(self.leaves)), leaf].sum(axis=1, dtype=np.float64) + self.bias
+        answers = (rows.T[self.features] > self.borders[:, np.newaxis]).view(np.uint8)
+        leaf = np.zeros((len(self.asked), len(rows)), np.uint8)
+        for bit, numbers in enumerate(self.asked.T):
+            leaf |= np.take(answers, numbers, axis=0) << np.uint8(bit)
+        trees = np.arange(len(self.asked))[:, np.newaxis]
+        return self.leaves[trees, leaf].sum(axis=0, dtype=np.float64) + self.bias
 
 
 def known(problem: Problem, sm_count: int, arch: tuple[int, int]) -> bool:
@@ -165,5 +169,5 @@ def kind_of(one: Candidate) -> str:
 def load_trees(kind: str) -> Trees:
     """The trees of a kind, from the file that is shipped: leaves are 8-bit integers times a scale of their tree."""
     with np.load(TREES) as found:
-        features, borders, leaves, scales, bias = (found[f"{kind}_{field}"] for field in FIELDS)
-        return Trees(features, borders, leaves * scales[:, np.newaxis], float(bias))
+        features, borders, asked, leaves, scales, bias = (found[f"{kind}_{field}"] for field in FIELDS)
+        return Trees(features, borders, asked, leaves * scales[:, np.newaxis], float(bias))

@@ -61,8 +61,9 @@ def one_of(problem, cycles=1e5, **values):
 
 def test_the_answers_are_the_bits_of_a_leaf():
     trees = Trees(
-        features=np.array([[0, 1], [1, 1]], np.uint8),
-        borders=np.array([[0.5, 2.0], [1.0, np.inf]], np.float32),
+        features=np.array([0, 1, 1, 1], np.uint8),
+        borders=np.array([0.5, 2.0, 1.0, np.inf], np.float32),
+        asked=np.array([[0, 1], [2, 3]], np.uint16),
         leaves=np.array([[1.0, 2.0, 4.0, 8.0], [100.0, 200.0, -1.0, -1.0]]),
         bias=0.25,
     )
@@ -73,8 +74,9 @@ def test_the_answers_are_the_bits_of_a_leaf():
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_shipped_trees_ask_about_features_that_there_are(kind):
     trees = load_trees(kind)
-    count, questions = trees.features.shape
-    assert trees.borders.shape == (count, questions)
+    count, questions = trees.asked.shape
+    assert trees.borders.shape == trees.features.shape
+    assert set(np.unique(trees.asked)) | {0} == set(range(len(trees.features)))
     assert trees.leaves.shape == (count, 2**questions)
     assert trees.features.max() < len(FEATURES)
     assert not np.isnan(trees.leaves).any()
