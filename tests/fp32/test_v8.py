@@ -13,7 +13,7 @@ from numba_gemm.choose import for_blocks, in_one_run, suits_blocks
 from numba_gemm.emulate import run_form
 from numba_gemm.emulator import Machine
 from numba_gemm.errors import KernelConstraintError
-from numba_gemm.fp32.v8_choose import SHAPES, Choice, choose_form, modelled, parameters_for
+from numba_gemm.fp32.v8_choose import SHAPES, Choice, choices, choose_form, modelled, parameters_for
 from numba_gemm.fp32.v8_parameters import V8Parameters
 from numba_gemm.fp32.v8_pipelined import SPEC, candidates
 from numba_gemm.problem import Problem
@@ -171,8 +171,10 @@ def test_what_would_be_tiles_of_one_column_or_row_is_apart_in_large_products():
         ((513, 513, 513), set()),
     ):
         assert {name for name, _ in by_model(*shape).apart} == names
-        if shape != (4097, 4096, 4096):  # by the trees the row apart is 1% slower there
-            assert {name for name, _ in chosen(*shape).apart} == names
+        # By the trees there may be others that are as fast, not faster.
+        every = choices(Problem.packed(*shape), 132, (9, 0))
+        these = [choice.cycles for choice in every if {name for name, _ in choice.apart} == names]
+        assert min(these) <= 1.001 * min(choice.cycles for choice in every)
 
 
 def test_blocks_of_a_product_have_a_form_without_a_row_or_column_apart():
