@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,30 +36,23 @@ def write_record(path: Path, record: dict[str, Any], rows: list[dict[str, Any]])
     path.write_bytes(gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
 
 
-def read_head(path: Path) -> dict[str, Any]:
-    """A record without its rows."""
-    return {name: value for name, value in _load(path).items() if name not in ("columns", "forms", "rows")}
-
-
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a record, each with m, n, k, cublas_us, pick and times as [kernel, form, µs, rounds] at least."""
-    record = _load(path)
-    if "forms" not in record:
-        yield from record["rows"]
-        return
-    names = record["forms"]
-    for m, n, k, cublas_us, pick, times in record["rows"]:
-        yield {
-            "m": m,
-            "n": n,
-            "k": k,
-            "cublas_us": cublas_us,
-            "pick": None if pick is None else names[pick],
-            "times": [[names[form].split()[0], names[form], us, rounds] for form, us, rounds in times],
-        }
-
-
-def _load(path: Path) -> dict[str, Any]:
+def read_record(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A record without its rows; and these: m, n, k, cublas_us, pick, and times as [kernel, form, µs, rounds]."""
     text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    found: dict[str, Any] = json.loads(text)
-    return found
+    head = json.loads(text)
+    rows = head.pop("rows")
+    if "forms" in head:
+        names = head.pop("forms")
+        del head["columns"]
+        rows = [
+            {
+                "m": m,
+                "n": n,
+                "k": k,
+                "cublas_us": cublas_us,
+                "pick": None if pick is None else names[pick],
+                "times": [[names[form].split()[0], names[form], us, rounds] for form, us, rounds in times],
+            }
+            for m, n, k, cublas_us, pick, times in rows
+        ]
+    return head, rows

@@ -44,8 +44,8 @@ if importlib.util.find_spec("numba_gemm") is None:
     sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "bench"))
 
-from chooser import CLOSE, label  # noqa: E402
-from chooser_records import read_head, read_rows  # noqa: E402
+from chooser import CLOSE, MHZ, label  # noqa: E402
+from chooser_records import read_record  # noqa: E402
 
 from numba_gemm.fp32 import thin_choose, thin_tiles  # noqa: E402
 from numba_gemm.fp32.choose_fp32 import skinny_candidate, skinny_cycles  # noqa: E402
@@ -71,8 +71,6 @@ from numba_gemm.timing import BATCH_US  # noqa: E402
 
 SUITES = ROOT / "tests/data/h200_tuned_forms.json"
 RECORDS = sorted((ROOT / "bench/results/nvidia-h200").glob("chooser_*.json.gz"))
-#: Cycles in a µs of the GPU whose times these are.
-MHZ = 1980
 #: A tree's questions, the share of each that is taken, and the steps of a feature that a question may choose from.
 DEPTH, RATE, STEPS = 8, 0.1, 128
 #: How many trees each kind of forms has.
@@ -117,8 +115,9 @@ def read_records(paths: list[Path]) -> Iterator[Shape]:
     """Each shape of records of chooser.py, with kernel and µs by the name of the form; of several records the first."""
     found: dict[Problem, dict[str, tuple[str, float]]] = {}
     for path in paths:
-        start = START_US / read_head(path).get("batch_us", BATCH_US)
-        for row in read_rows(path):
+        head, rows = read_record(path)
+        start = START_US / head.get("batch_us", BATCH_US)
+        for row in rows:
             timed = found.setdefault(Problem.packed(row["m"], row["n"], row["k"]), {})
             for kernel, name, us, _ in row["times"]:
                 timed.setdefault(name, (kernel, us - start * max(us, LAUNCH_US)))
@@ -200,6 +199,7 @@ def fit(timings: Timings, chosen: Any, count: int | None) -> list[Trees]:
 
 
 def fit_kind(timings: Timings, chosen: Any, trees: int) -> Trees:
+    """Trees of one kind for the chosen rows, which are of that kind."""
     try:
         from catboost import CatBoostRegressor
     except ImportError:

@@ -171,7 +171,8 @@ def test_what_would_be_tiles_of_one_column_or_row_is_apart_in_large_products():
         ((513, 513, 513), set()),
     ):
         assert {name for name, _ in by_model(*shape).apart} == names
-        # By the trees there may be others that are as fast, not faster.
+        if shape not in ((4097, 4096, 4096), (4097, 4097, 4097)):  # by the trees another form is as fast there
+            assert {name for name, _ in chosen(*shape).apart} == names
         every = choices(Problem.packed(*shape), 132, (9, 0))
         these = [choice.cycles for choice in every if {name for name, _ in choice.apart} == names]
         assert min(these) <= 1.001 * min(choice.cycles for choice in every)
