@@ -18,8 +18,8 @@ the worst, and the geometric mean. Prints that and the worst picks.
     --batch US    µs that are timed at once (default 1000)
     --seconds S   begin no shape later than so long after the first one (Ctrl-C also ends it with what was timed)
     --name FILE   of the record (default chooser.json); one that ends in .gz is packed, for fit_residuals.py
-    --wide        time every form of v8 and thin that its model has within 3 times the cheapest, not only what the tuner
-                  would
+    --wide        time every form of v8, thin and outer that its model has within 3 times the cheapest, not only what
+                  the tuner would
     --near        time only the forms that the choice finds nearly equal: many shapes, to learn from; no vectors
     --over US     with --near, leave out shapes that take less by the choice
     --kernel NAME time only this kernel's forms beside the pick, at the shapes that it takes
@@ -54,7 +54,16 @@ from numba_gemm.catalog import get_spec  # noqa: E402
 from numba_gemm.choose import choose  # noqa: E402
 from numba_gemm.compile.ahead import compile_ahead  # noqa: E402
 from numba_gemm.errors import NumbaGemmError  # noqa: E402
-from numba_gemm.fp32 import choose_fp32, skinny_specs, thin_choose, thin_tiles, v8_pipelined  # noqa: E402
+from numba_gemm.fp32 import (  # noqa: E402
+    choose_fp32,
+    outer_choose,
+    outer_tiles,
+    skinny_specs,
+    thin_choose,
+    thin_tiles,
+    v8_pipelined,
+)
+from numba_gemm.fp32.outer_specs import OUTER  # noqa: E402
 from numba_gemm.fp32.skinny_specs import SKINNY  # noqa: E402
 from numba_gemm.fp32.thin_specs import THIN  # noqa: E402
 from numba_gemm.fp32.v8_choose import choices  # noqa: E402
@@ -112,8 +121,10 @@ def contenders(
         found = nearly_equal(problem, arch, sm_count, over)
         return list(dict.fromkeys([pick, *found])) if found else []
     found = []
-    if not (wide and kernel == "thin"):  # what the tuner would time of thin is among its widest
+    if not (wide and kernel in ("thin", "outer")):  # what the tuner would time of them is among their widest
         found += candidates(problem, arch=arch, sm_count=sm_count)
+    if wide and kernel in ("", "outer"):
+        found += all_of_outer(problem, arch, sm_count)
     if wide and 1 not in (problem.m, problem.n):
         if kernel in ("", "v8"):
             every = sorted(choices(problem, sm_count, arch), key=lambda choice: choice.cycles)
@@ -131,6 +142,15 @@ def all_of_thin(problem: Problem, arch: tuple[int, int], sm_count: int) -> list[
     found = thin_choose.choices(problem, sm_count, arch)
     some = [choice for choice in found if choice.cycles <= WIDE * found[0].cycles]
     return [(THIN, thin_tiles.config_of(problem, choice.tile, choice.parts)) for choice in some]
+
+
+def all_of_outer(problem: Problem, arch: tuple[int, int], sm_count: int) -> list[Candidate]:
+    """The same of outer."""
+    if OUTER.refuses is None or OUTER.refuses(problem) is not None:
+        return []
+    found = outer_choose.choices(problem, sm_count, arch)
+    some = [choice for choice in found if choice.cycles <= WIDE * found[0].cycles]
+    return [(OUTER, outer_tiles.config_of(problem, choice.tile)) for choice in some]
 
 
 def contenders_of_all(
@@ -156,6 +176,9 @@ def nearly_equal(problem: Problem, arch: tuple[int, int], sm_count: int, over: f
     if THIN.refuses is not None and THIN.refuses(problem) is None:
         for choice in thin_choose.choices(problem, sm_count, arch):
             found.append((choice.cycles, THIN, thin_tiles.config_of(problem, choice.tile, choice.parts)))
+    if OUTER.refuses is not None and OUTER.refuses(problem) is None:
+        for one in outer_choose.choices(problem, sm_count, arch):
+            found.append((one.cycles, OUTER, outer_tiles.config_of(problem, one.tile)))
     found.sort(key=lambda one: one[0])
     if found[0][0] < over * MHZ:
         return []

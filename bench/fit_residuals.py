@@ -8,7 +8,7 @@ and writes the trees to ``numba_gemm/fp32/residuals_h200.npz``; what they may as
 is ``numba_gemm/fp32/choose_residuals.py``'s.
 
     --records FILE …   other records
-    --trees N          how many of each set (default: 4000 for v8 and skinny, 3000 for thin)
+    --trees N          how many of each set (default: 4000 for v8 and skinny, 3000 for thin, 1500 for outer)
     --folds N          of the cross-validation; 0 leaves it out (default 4)
     --output FILE      of the trees
 
@@ -47,7 +47,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 from chooser import CLOSE, MHZ, label  # noqa: E402
 from chooser_records import read_record  # noqa: E402
 
-from numba_gemm.fp32 import thin_choose, thin_tiles  # noqa: E402
+from numba_gemm.fp32 import outer_choose, outer_tiles, thin_choose, thin_tiles  # noqa: E402
 from numba_gemm.fp32.choose_fp32 import skinny_candidate, skinny_cycles  # noqa: E402
 from numba_gemm.fp32.choose_residuals import (  # noqa: E402
     ARCH,
@@ -58,9 +58,9 @@ from numba_gemm.fp32.choose_residuals import (  # noqa: E402
     TREES,
     Trees,
     features,
-    kind_of,
     known,
 )
+from numba_gemm.fp32.outer_specs import OUTER  # noqa: E402
 from numba_gemm.fp32.thin_specs import THIN  # noqa: E402
 from numba_gemm.fp32.v8_choose import candidate, modelled  # noqa: E402
 from numba_gemm.fp32.v8_pipelined import SPEC  # noqa: E402
@@ -74,7 +74,7 @@ RECORDS = sorted((ROOT / "bench/results/nvidia-h200").glob("chooser_*.json.gz"))
 #: A tree's questions, the share of each that is taken, and the steps of a feature that a question may choose from.
 DEPTH, RATE, STEPS = 8, 0.1, 128
 #: How many trees each kind of forms has.
-TREE_COUNTS = {"tiles": 4000, "thin": 3000}
+TREE_COUNTS = {"tiles": 4000, "thin": 3000, "outer": 1500}
 #: Forms count for less the further they are from the fastest: weights up to that multiple of it; none beyond the last.
 WEIGHTS = ((1.2, 1.0), (1.6, 0.5), (2.5, 0.15))
 #: A shape of the suites counts as so many random ones.
@@ -139,7 +139,7 @@ def read_suites(path: Path) -> Iterator[Shape]:
 
 
 def read(shapes: Iterable[Shape], *, random: bool) -> Timings:
-    """The forms of v8, skinny and thin that were timed."""
+    """The forms of v8, skinny, thin and outer that were timed."""
     with Pool(usable_cores()) as pool:
         found = [one for one in pool.map(read_shape, shapes, chunksize=50) if one is not None]
     columns = zip(*(row for _, rows in found for row in rows), strict=True)
@@ -167,9 +167,14 @@ def read_shape(shape: Shape) -> tuple[float, list[tuple[Any, ...]]] | None:
             name = label(THIN, thin_tiles.config_of(problem, choice.tile, choice.parts))
             if name in timed:
                 found.append((thin_choose.candidate(problem, choice, SM_COUNT, ARCH), timed[name][1], 0.0))
+    if outer_tiles.refuses(problem) is None:
+        for choice in outer_choose.modelled(problem, SM_COUNT, ARCH):
+            name = label(OUTER, outer_tiles.config_of(problem, choice.tile))
+            if name in timed:
+                found.append((outer_choose.candidate(problem, choice, SM_COUNT, ARCH), timed[name][1], 0.0))
     least = min(time for _, time in timed.values())
     return least, [
-        (features(one), KINDS.index(kind_of(one)), one.cycles, time - apart, apart) for one, time, apart in found
+        (features(one), KINDS.index(one.kind), one.cycles, time - apart, apart) for one, time, apart in found
     ]
 
 
@@ -180,7 +185,7 @@ def together(first: Timings, second: Timings) -> Timings:
 
 
 def fastest_of_its_kind(timings: Timings) -> Any:
-    """For each form the µs of the fastest of its kind for its shape: thin's, or v8's and skinny's.
+    """For each form the µs of the fastest of its kind for its shape: thin's, outer's, or v8's and skinny's.
 
     Where thin is much faster, forms of v8 that are near v8's fastest still say how v8 behaves.
     """

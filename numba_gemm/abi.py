@@ -44,6 +44,9 @@ SKINNY_FIXUP = struct.Struct("<2Q4I2q2fq")
 #: strides of W, X, C; stride from one part's C to the next.
 THIN = struct.Struct("<3Q4I5q2f4q")
 
+#: A, B, C; M, N, K; strides of A along M and K, ldb, ldc; alpha, beta; batch strides of A, B, C.
+OUTER = struct.Struct("<3Q3I4x4q2f3q")
+
 #: Partial sums, C; J, I, number of parts; strides of C along I and J; alpha, beta; batch stride of C.
 THIN_SUM = struct.Struct("<2Q3I4x2q2fq")
 
@@ -81,6 +84,7 @@ PARAMETERS = {
     "skinny_fixup": SKINNY_FIXUP,
     "thin": THIN,
     "thin_sum": THIN_SUM,
+    "outer": OUTER,
     "repack_16": REPACK,
     "repack_32": REPACK,
     "repack_pair_16": REPACK_PAIR,

@@ -16,6 +16,7 @@ from numba_gemm.fp32 import (
     v8_pipelined,
 )
 from numba_gemm.fp32.gemv_specs import GEMV
+from numba_gemm.fp32.outer_specs import OUTER
 from numba_gemm.fp32.skinny_specs import SKINNY
 from numba_gemm.fp32.thin_specs import THIN
 from numba_gemm.spec import KernelSpec
@@ -42,8 +43,8 @@ LADDER: dict[str, KernelSpec] = {
     )
 }
 
-#: Kernels for special shapes, which stand beside the ladder: one vector, a few, one narrow side.
-SPECIAL: dict[str, KernelSpec] = {spec.name: spec for spec in (GEMV, SKINNY, THIN)}
+#: Kernels for special shapes, which stand beside the ladder: one vector, a few, one narrow side, a short K.
+SPECIAL: dict[str, KernelSpec] = {spec.name: spec for spec in (GEMV, SKINNY, THIN, OUTER)}
 
 #: The baseline on the CPU, which is no GPU kernel but stands at the foot of the ladder.
 CPU_BASELINE = "cpu"

@@ -103,7 +103,7 @@ _SPECS = (
 FALLBACKS: dict[str, KernelSpec] = {spec.name: spec for spec in _SPECS}
 
 #: Kernels without a twin of their own → the rung whose twin stands in.
-STAND_INS = {"v8": "v7", "gemv": "v7", "skinny": "v7", "thin": "v7"}
+STAND_INS = {"v8": "v7", "gemv": "v7", "skinny": "v7", "thin": "v7", "outer": "v7"}
 
 #: Bytes of an element → the twin of the kernel that repacks it (``fp32.repack.SPECS``).
 #: It has the forms that fill no rows up (``fp32.repack.one_by_one``).

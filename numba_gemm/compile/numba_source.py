@@ -94,6 +94,11 @@ THIN_SUM_SIGNATURE = types.void(
     *[FLOAT_POINTER] * 2, *[types.uint32] * 3, *[types.int64] * 2, *[types.float32] * 2, types.int64
 )
 
+#: A, B, C; M, N, K; strides of A along M and K, ldb, ldc; alpha, beta; batch strides of A, B, C.
+OUTER_SIGNATURE = types.void(
+    *[FLOAT_POINTER] * 3, *[types.uint32] * 3, *[types.int64] * 4, *[types.float32] * 2, *[types.int64] * 3
+)
+
 #: As GEMM_BATCHED_SIGNATURE; workspace; tiles whose k is shared, blocks that share it, stages of each such block.
 GEMM_SPLIT_SIGNATURE = types.void(*GEMM_BATCHED_SIGNATURE.args, FLOAT_POINTER, *[types.uint32] * 3)
 
@@ -114,6 +119,7 @@ SIGNATURES = {
     "skinny_fixup": SKINNY_FIXUP_SIGNATURE,
     "thin": THIN_SIGNATURE,
     "thin_sum": THIN_SUM_SIGNATURE,
+    "outer": OUTER_SIGNATURE,
     "repack_16": _repack_signature(types.uint16),
     "repack_32": _repack_signature(types.uint32),
     "repack_pair_16": _repack_pair_signature(types.uint16),

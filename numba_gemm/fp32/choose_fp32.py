@@ -2,21 +2,22 @@
 
 A vector goes to gemv, which reads the other factor once at the speed of memory; but many short columns go to v8. What
 has one narrow side is v8's, skinny's or thin's: thin has no tiles, and a few vectors wait for what it reads; skinny's
-tiles are as tall as that side, so that the wide factor is read once; v8's have more FMAs for each byte. All else is
-v8's. GPUs before sm_80 have no asynchronous copies, and get the rungs that don't need them.
+tiles are as tall as that side, so that the wide factor is read once; v8's have more FMAs for each byte. With a K of 32
+or less outer, which has no steps of K, may be faster than all of them. All else is v8's. GPUs before sm_80 have no
+asynchronous copies, and get the rungs that don't need them.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from numba_gemm.fp32 import skinny_specs, thin_choose, thin_tiles, v7_warptile
+from numba_gemm.fp32 import outer_choose, outer_tiles, skinny_specs, thin_choose, thin_tiles, v7_warptile
 from numba_gemm.fp32.choose_residuals import Candidate, corrected, known
 from numba_gemm.fp32.gemv_specs import GEMV
 from numba_gemm.fp32.v8_choose import DRAM_BYTES, SHAPES, choose_form
 from numba_gemm.problem import Problem
 
-#: The first compute capability that has asynchronous copies, which v8, skinny and thin are made of.
+#: The first compute capability that has asynchronous copies, of which v8, skinny, thin and outer are made.
 ASYNC_ARCH = (8, 0)
 
 #: A row vector times so many columns, no longer than one stage of v8's tiles, goes to v8 if gemv would read across.
@@ -71,11 +72,13 @@ def choose_kernel(problem: Problem, sm_count: int, arch: tuple[int, int]) -> str
         return "v8" if flat and arch >= ASYNC_ARCH else "gemv"
     if arch < ASYNC_ARCH:
         return _without_async_copies(problem, sm_count)
-    if skinny_specs.refuses(problem) is not None:
-        return "v8"
-    costs = {"v8": choose_form(problem, sm_count, arch).cycles, "skinny": corrected_skinny(problem, sm_count, arch)}
+    costs = {"v8": choose_form(problem, sm_count, arch).cycles}
+    if skinny_specs.refuses(problem) is None:
+        costs["skinny"] = corrected_skinny(problem, sm_count, arch)
     if thin_tiles.refuses(problem) is None:
         costs["thin"] = thin_choose.choices(problem, sm_count, arch)[0].cycles
+    if outer_tiles.refuses(problem) is None:
+        costs["outer"] = outer_choose.choices(problem, sm_count, arch)[0].cycles
     return min(costs, key=costs.__getitem__)
 
 

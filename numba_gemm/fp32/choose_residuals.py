@@ -1,16 +1,16 @@
 """What the cost models of FP32 kernels get wrong on an H200, learnt from times: a factor for each form's cycles.
 
-The models of v8 (``v8_choose.py``), of skinny (``choose_fp32.py``) and of thin (``thin_choose.py``) have each effect
-that we know once, as a number that can be read. Single forms are 8 to 10% off (standard deviation), and not at random:
-how near a number of tiles is to the next round, how many blocks read the same lines of a narrow factor at once, or
-which stores share the L2 matters to one form and not to another. Formulas for the largest of these in v8's model, with
-some 70 more numbers, brought the picks that are within 5% of the fastest from 95.2 to 97.5% of random shapes;
-regression trees over the plain model, judged by shapes that they hadn't seen, to 99.0%. So the formulas were left out,
-and the trees are here.
+The models of v8 (``v8_choose.py``), skinny (``choose_fp32.py``), thin (``thin_choose.py``) and outer
+(``outer_choose.py``) have each effect that we know once, as a number that can be read. Single forms are 8 to 10% off
+(standard deviation), and not at random: how near a number of tiles is to the next round, how many blocks read the same
+lines of a narrow factor at once, or which stores share the L2 matters to one form and not to another. Formulas for the
+largest of these in v8's model, with some 70 more numbers, brought the picks that are within 5% of the fastest from 95.2
+to 97.5% of random shapes; regression trees over the plain model, judged by shapes that they hadn't seen, to 99.0%. So
+the formulas were left out, and the trees are here.
 
 A tree asks eight yes-or-no questions, the same ones on all its branches, so that the answers are the eight bits of the
-number of its leaf. The leaves of all trees add up to log(measured / model). thin's forms have trees of their own: one
-set for all kernels spends its questions on what tells them apart. ``bench/fit_residuals.py`` makes the file of trees
+number of its leaf. The leaves of all trees add up to log(measured / model). thin's forms have trees of their own, and
+outer's: one set for all kernels spends its questions on what tells them apart. ``bench/fit_residuals.py`` makes the file of trees
 from records of ``bench/chooser.py`` and says how good they are on shapes that they haven't seen.
 
 They hold for what was timed, one product of row-major factors with dimensions up to 8192 on a GPU like that one;
@@ -35,8 +35,8 @@ SMALLEST, LARGEST = {"m": 2, "n": 2, "k": 1}, 8192
 #: Candidates beyond so many times the cheapest keep the cycles of the model: no correction would bring them to the top.
 NEAR = 2.0
 TREES = Path(__file__).with_name("residuals_h200.npz")
-#: The sets of trees: for forms that have tiles of C (v8's and skinny's), and for thin's.
-KINDS = ("tiles", "thin")
+#: The sets of trees: for forms that have tiles of C in shared memory's steps (v8's and skinny's), thin's and outer's.
+KINDS = ("tiles", "thin", "outer")
 #: What the file has of each kind.
 FIELDS = ("features", "borders", "asked", "leaves", "scales", "bias")
 #: What the trees may ask about a candidate, in the order of the columns; lb is the binary logarithm.
@@ -66,13 +66,13 @@ FEATURES = (
     "K beyond whole lines of a row",
     "stages beyond whole shares",
     "stages that the shares have too many",
-    "thin: blocks / room of the GPU",
-    "thin: outputs of a block",
-    "thin: lanes side by side",
-    "thin: warps",
-    "thin: warps that share k",
-    "thin: steps of a pass",
-    "thin: the last pass of a part, the fraction",
+    "thin, outer: blocks / room of the GPU",
+    "thin: outputs of a block; outer: rows of a thread",
+    "thin: lanes side by side; outer: columns of a thread",
+    "thin, outer: warps",
+    "thin: warps that share k; outer: loads ahead",
+    "thin, outer: steps of a pass",
+    "thin, outer: the last pass, the fraction",
 )
 #: Words of a sector and of a line of memory.
 SECTOR, LINE = 8, 32
@@ -82,9 +82,9 @@ class Candidate(NamedTuple):
     """A form of a kernel for a product, as far as the trees ask.
 
     ``problem`` is what the kernel does of the product, less a row or column that another one does.
-    ``form`` numbers v8's shapes from 0, then skinny's forms, then thin's. ``wide`` says of A, B and C whether they are
+    ``kind`` is one of :data:`KINDS`, and ``form`` numbers its forms. ``wide`` says of A, B and C whether they are
     copied or stored 16 bytes at a time (for skinny and thin: of B, whether their wide factor is). ``copied`` names the
-    factors copied first. ``thin`` has the last columns of a form of thin.
+    factors copied first. ``special`` has the last columns of a form of thin or outer.
     """
 
     problem: Problem
@@ -98,7 +98,8 @@ class Candidate(NamedTuple):
     split_tiles: int
     split_blocks: int
     cycles: float
-    thin: tuple[float, ...] = (0.0,) * 7
+    special: tuple[float, ...] = (0.0,) * 7
+    kind: str = "tiles"
 
 
 class Trees(NamedTuple):
@@ -136,7 +137,7 @@ def corrected(candidates: Sequence[Candidate]) -> list[float]:
     most = NEAR * min(cycles)
     near = [index for index, one in enumerate(cycles) if one <= most]
     rows = np.array([features(candidates[index]) for index in near], np.float32)
-    for index, factor in zip(near, np.exp(load_trees(kind_of(candidates[0])).predict(rows)), strict=True):
+    for index, factor in zip(near, np.exp(load_trees(candidates[0].kind).predict(rows)), strict=True):
         cycles[index] *= float(factor)
     return cycles
 
@@ -156,13 +157,8 @@ def features(one: Candidate) -> tuple[float, ...]:
         m / one.block_m % 1 if one.block_m else 0.0, n / one.block_n % 1 if one.block_n else 0.0,
         lb_cycles, one.split_blocks / max(one.split_tiles, 1), lb_share, lb_bytes,
         blocks / SM_COUNT % 1, -(-blocks // SM_COUNT), n % SECTOR, k % LINE,
-        one.stages % max(share, 1), share * one.split_blocks - shared if one.split_blocks else 0, *one.thin,
+        one.stages % max(share, 1), share * one.split_blocks - shared if one.split_blocks else 0, *one.special,
     )  # fmt: skip
-
-
-def kind_of(one: Candidate) -> str:
-    """Which trees know a candidate."""
-    return KINDS[any(one.thin)]
 
 
 @functools.cache

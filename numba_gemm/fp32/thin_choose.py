@@ -151,7 +151,8 @@ def candidate(problem: Problem, choice: Choice, sm_count: int, arch: tuple[int, 
         split_tiles=tiles if choice.parts > 1 else 0,
         split_blocks=blocks if choice.parts > 1 else 0,
         cycles=choice.cycles,
-        thin=(
+        kind="thin",
+        special=(
             blocks / (sm_count * resident_blocks(role.form, values, arch)),
             outputs,
             values["lanes"],
