@@ -3,18 +3,18 @@
 Reads records of ``bench/chooser.py`` (``chooser_*.json.gz``: forms of every kernel that takes a shape, timed on an
 H200) and what ``numba-gemm tune`` timed of the suites (``tests/data/h200_tuned_forms.json``; large products with round
 sizes are rare among random ones), and fits regression trees to log(measured / model) of v8's and skinny's forms and, in
-a set of their own, of thin's. Prints how good the pick is over shapes that the trees haven't seen, in cross-validation,
-and writes the trees to ``numba_gemm/fp32/residuals_h200.npz``; what they may ask about a form, and how they are read,
-is ``numba_gemm/fp32/choose_residuals.py``'s.
+sets of their own, of thin's and of outer's. Prints how good the pick is over shapes that the trees haven't seen, in
+cross-validation, and writes the trees to ``numba_gemm/fp32/residuals_h200.npz``; what they may ask about a form, and
+how they are read, is ``numba_gemm/fp32/choose_residuals.py``'s.
 
     --records FILE …   other records
     --trees N          how many of each set (default: 4000 for v8 and skinny, 3000 for thin, 1500 for outer)
     --folds N          of the cross-validation; 0 leaves it out (default 4)
     --output FILE      of the trees
 
-The times of a GPU serve as long as its kernels do: measure again if v8, skinny or thin change, or the models' numbers.
-What was timed is what ``python bench/chooser.py --finals 0`` times, of the last five as many shapes as a run had time
-for, with
+The times of a GPU serve as long as its kernels do: measure again if v8, skinny, thin or outer change, or the models'
+numbers. What was timed is what ``python bench/chooser.py --finals 0`` times, of the last eight as many shapes as a run
+had time for, with
 
     --rounds 5 --shapes 2600 --seed 100 --wide   (and seed 101; before there was thin, in chooser_seed100.json.gz, …101)
     --rounds 5 --shapes 2600 --seed 100 --kernel thin   (and seed 101; in chooser_thin.json.gz: of thin's forms those
@@ -24,6 +24,9 @@ for, with
     --rounds 3 --batch 250 --shapes 16000 --seed 104 --near   (chooser_near104.json.gz)
     --rounds 3 --batch 250 --shapes 60000 --seed 105 --near   (chooser_near105.json.gz, by the trees of all above)
     --rounds 3 --batch 250 --shapes 70000 --seed 106 --near --kernel thin --over 2.5   (…near106.json.gz, likewise)
+    --rounds 3 --batch 250 --shapes 70000 --seed 107 --near --kernel thin --over 2.5   (chooser_near107.json.gz)
+    --rounds 3 --batch 250 --shapes 40000 --seed 108 --near   (chooser_near108.json.gz)
+    --rounds 3 --batch 250 --shapes 30000 --seed 109 --kernel outer --wide   (…outer109.json.gz, by outer's model)
 """
 
 from __future__ import annotations
@@ -56,6 +59,7 @@ from numba_gemm.fp32.choose_residuals import (  # noqa: E402
     KINDS,
     SM_COUNT,
     TREES,
+    Candidate,
     Trees,
     features,
     known,
@@ -150,10 +154,31 @@ def read(shapes: Iterable[Shape], *, random: bool) -> Timings:
 
 
 def read_shape(shape: Shape) -> tuple[float, list[tuple[Any, ...]]] | None:
-    """The µs of a shape's fastest form and of each form features, kind, cycles, µs and µs apart; None if not known."""
+    """The µs of a shape's fastest form and of each form features, kind, cycles, µs and µs apart; None if not known.
+
+    Of products with a vector only outer's forms count; gemv has no trees.
+    """
     problem, timed = shape
-    if not known(problem, SM_COUNT, ARCH):
+    found: list[tuple[Candidate, float, float]] = []
+    if outer_tiles.refuses(problem) is None and known(problem, SM_COUNT, ARCH, vectors=True):
+        for choice in outer_choose.modelled(problem, SM_COUNT, ARCH):
+            name = label(OUTER, outer_tiles.config_of(problem, choice.tile))
+            if name in timed:
+                found.append((outer_choose.candidate(problem, choice, SM_COUNT, ARCH), timed[name][1], 0.0))
+    if known(problem, SM_COUNT, ARCH):
+        found += others(problem, timed)
+        least = min(time for _, time in timed.values())
+    elif found:
+        least = min(time for _, time, _ in found)
+    else:
         return None
+    return least, [
+        (features(one), KINDS.index(one.kind), one.cycles, time - apart, apart) for one, time, apart in found
+    ]
+
+
+def others(problem: Problem, timed: dict[str, tuple[str, float]]) -> list[tuple[Candidate, float, float]]:
+    """The forms of v8, skinny and thin that were timed for a product, µs, and µs apart."""
     found = []
     for one in modelled(problem, SM_COUNT, ARCH):
         name = label(SPEC, one.choice.config)
@@ -167,15 +192,7 @@ def read_shape(shape: Shape) -> tuple[float, list[tuple[Any, ...]]] | None:
             name = label(THIN, thin_tiles.config_of(problem, choice.tile, choice.parts))
             if name in timed:
                 found.append((thin_choose.candidate(problem, choice, SM_COUNT, ARCH), timed[name][1], 0.0))
-    if outer_tiles.refuses(problem) is None:
-        for choice in outer_choose.modelled(problem, SM_COUNT, ARCH):
-            name = label(OUTER, outer_tiles.config_of(problem, choice.tile))
-            if name in timed:
-                found.append((outer_choose.candidate(problem, choice, SM_COUNT, ARCH), timed[name][1], 0.0))
-    least = min(time for _, time in timed.values())
-    return least, [
-        (features(one), KINDS.index(one.kind), one.cycles, time - apart, apart) for one, time, apart in found
-    ]
+    return found
 
 
 def together(first: Timings, second: Timings) -> Timings:

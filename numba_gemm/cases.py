@@ -131,23 +131,29 @@ def small_cases(tile: int = 32, step: int = 8) -> Iterator[Case]:
     yield Case(5, 6, 7, alpha=0.0, beta=0.5)
 
 
+#: The K of a case for kernels that take short ones alone.
+SHORT_K = 32
+
+
 def typed(case: Case, dtype: str) -> Case:
     """A case in an element type; C is of it too, or float32 where nothing is rounded, so that the sums are compared."""
     return replace(case, dtype=dtype, c_dtype="float32" if case.exact else dtype)
 
 
 def accepted_cases(case: Case, refuses: Callable[[Problem], str | None] | None) -> list[Case]:
-    """A case, or what is left of it for a kernel of special shapes: with few rows, and with few columns.
+    """A case, or what is left of it for a kernel of special shapes: with few rows, and with few columns, or a short K.
 
     ``refuses`` is the kernel's: why it can't take a problem, or None. Empty if it takes no narrow form either.
     """
     if refuses is None:
         return [case]
-    for most in (max(case.m, case.n), 64, 16, 1):
-        narrowed = dict.fromkeys((replace(case, m=min(case.m, most)), replace(case, n=min(case.n, most))))
-        taken = [one for one in narrowed if refuses(_packed(one)) is None]
-        if taken:
-            return taken
+    for deepest in (case.k, SHORT_K):
+        for most in (max(case.m, case.n), 64, 16, 1):
+            shorter = replace(case, k=min(case.k, deepest))
+            narrowed = dict.fromkeys((replace(shorter, m=min(case.m, most)), replace(shorter, n=min(case.n, most))))
+            taken = [one for one in narrowed if refuses(_packed(one)) is None]
+            if taken:
+                return taken
     return []
 
 

@@ -23,7 +23,7 @@ from numba_gemm.choose import choose
 from numba_gemm.device.memory import rows_are_contiguous
 from numba_gemm.emulate import run_form
 from numba_gemm.emulator.machine import Machine
-from numba_gemm.fp32 import thin_tiles
+from numba_gemm.fp32 import outer_tiles, thin_tiles
 from numba_gemm.fp32.thin import outputs_of, pass_of
 from numba_gemm.fp32.v8_choose import SHAPES, Choice, Shape, parameters_for
 from numba_gemm.problem import ALIGNMENT, Problem
@@ -71,7 +71,7 @@ class FormCase(Case):
 
 @dataclass(frozen=True)
 class TileCase(Case):
-    """A product by one of thin's tiles, by its number among those of its kind, with K in so many parts."""
+    """A product by one of thin's or outer's tiles, by its number among those of its kind; thin's K in so many parts."""
 
     tile: int = 0
     parts: int = 1
@@ -90,6 +90,16 @@ def every_tile() -> Iterator[Case]:
             m, n = (j, i) if form == "along" else (i, j)
             alpha, beta = ((1.0, 0.0), (0.75, -1.25))[number % 2]
             yield TileCase(m, n, k, alpha=alpha, beta=beta, tile=number, parts=(1, 2, 5)[number % 3])
+
+
+def every_outer_tile() -> Iterator[Case]:
+    """Every tile of outer, on a product of several blocks that ends inside one both ways."""
+    for (layout, aligned), tiles in outer_tiles.TILES.items():
+        for number, tile in enumerate(tiles):
+            m, n = 2 * tile["rows"] * tile["warps"] + 3, 32 * tile["columns"] + (36 if aligned else 37)
+            alpha, beta = ((1.0, 0.0), (0.75, -1.25))[number % 2]
+            in_memory = "packed" if layout == "row" else "transposed"
+            yield TileCase(m, n, (5, 13, 32)[number % 3], in_memory, alpha=alpha, beta=beta, tile=number)
 
 
 def tile_of(shape: Shape) -> str:
@@ -242,6 +252,27 @@ _CASES: dict[str, list[Case]] = {
             )
         ),
     ],
+    "outer": [
+        *every_outer_tile(),
+        Case(1, 1, 1),
+        Case(2, 3, 1),
+        Case(1, 300, 7),
+        Case(300, 1, 7),
+        Case(33, 260, 9),
+        Case(130, 33, 31, layout="padded", alpha=0.75, beta=-1.25),
+        Case(67, 53, 6, layout="sliced"),
+        Case(68, 72, 4, layout="spaced", alpha=-1.5, beta=0.375),
+        Case(39, 35, 3, layout="transposed", alpha=2.0, beta=0.5),
+        Case(5, 8, 7, alpha=0.0, beta=0.5),
+        *(
+            case
+            for inputs in ("wide", "subnormal", "special", "huge")
+            for case in (
+                Case(68, 72, 20, inputs=inputs),
+                Case(39, 37, 21, inputs=inputs, alpha=0.625, beta=2.5),
+            )
+        ),
+    ],
 }
 
 
@@ -286,7 +317,9 @@ def plan(kernel: str, case: Case, form: str = "") -> tuple[Problem, KernelSpec, 
         parameters = parameters_for(shape, problem, case.copied, ARCH)
         assert parameters is not None, f"{case}: there is no such form"
         config = Choice(parameters, *case.split, case.copied).config
-    if isinstance(case, TileCase):
+    if isinstance(case, TileCase) and kernel == "outer":
+        config = outer_tiles.config_of(problem, outer_tiles.tiles_of(problem)[case.tile])
+    elif isinstance(case, TileCase):
         config = thin_tiles.config_of(problem, thin_tiles.tiles_of(problem)[case.tile], case.parts)
     if form and spec.select is not None:
         config = described(form)

@@ -20,10 +20,15 @@ from numba_gemm.problem import Problem
 #: The first compute capability that has asynchronous copies, of which v8, skinny, thin and outer are made.
 ASYNC_ARCH = (8, 0)
 
-#: A row vector times so many columns, no longer than one stage of v8's tiles, goes to v8 if gemv would read across.
-#: H200: 1×2432×31 2.7 µs by gemv and 2.4 by v8, 1×6727×10 4.3 and 3.1; but 1×1458×29 2.5 and 2.7. Of a column vector
-#: v8 would copy one word for a whole tile.
+#: A row vector times a row-major B goes to outer where N is so much and more, by the longest K of each pair. Times of
+#: gemv and v8 over outer's on an H200: 1.1 to 1.7 inside; 0.9 to 1.0 just outside, 0.7 at half of N or twice K.
+OUTER_ROWS = ((2, 1), (4, 32), (8, 128), (16, 1024), (20, 4096))
+#: And v8's if it is no longer than one stage of v8's tiles: 1×2432×31 2.7 µs by gemv and 2.4 by v8; but 1×1458×29 2.5
+#: and 2.7. Of a column vector v8 would copy one word for a whole tile.
 FLAT_K, FLAT_OUTPUTS = 32, 2048
+#: A column vector is outer's if gemv's blocks of so many rows are more than the SMs, and K no more than that: 1.05 to
+#: 1.24 × as fast; 0.8 to 0.95 with fewer rows.
+GEMV_ROWS, OUTER_COLUMN_K = 32, 11
 
 
 class SkinnyCost(NamedTuple):
@@ -68,8 +73,7 @@ def choose_kernel(problem: Problem, sm_count: int, arch: tuple[int, int]) -> str
     arch : its compute capability.
     """
     if 1 in (problem.m, problem.n) and arch >= GEMV.min_arch:
-        flat = problem.m == 1 and problem.b_layout == "row" and problem.k <= FLAT_K and problem.n >= FLAT_OUTPUTS
-        return "v8" if flat and arch >= ASYNC_ARCH else "gemv"
+        return _for_vector(problem, sm_count) if arch >= ASYNC_ARCH else "gemv"
     if arch < ASYNC_ARCH:
         return _without_async_copies(problem, sm_count)
     costs = {"v8": choose_form(problem, sm_count, arch).cycles}
@@ -80,6 +84,19 @@ def choose_kernel(problem: Problem, sm_count: int, arch: tuple[int, int]) -> str
     if outer_tiles.refuses(problem) is None:
         costs["outer"] = outer_choose.choices(problem, sm_count, arch)[0].cycles
     return min(costs, key=costs.__getitem__)
+
+
+def _for_vector(problem: Problem, sm_count: int) -> str:
+    """The kernel for a product with a vector: gemv, where the other factor doesn't have many outputs of a few terms."""
+    m, n, k = problem.m, problem.n, problem.k
+    if m == 1 and problem.b_layout == "row":
+        least = next((least for longest, least in OUTER_ROWS if k <= longest), None)
+        if least is not None and n >= least and problem.batch == 1:
+            return "outer"
+        return "v8" if k <= FLAT_K and n >= FLAT_OUTPUTS else "gemv"
+    if n == 1 and problem.a_layout == "row" and problem.batch == 1:
+        return "outer" if m > GEMV_ROWS * sm_count and k <= OUTER_COLUMN_K else "gemv"
+    return "gemv"
 
 
 def corrected_skinny(problem: Problem, sm_count: int, arch: tuple[int, int]) -> float:

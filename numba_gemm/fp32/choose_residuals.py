@@ -10,8 +10,8 @@ the formulas were left out, and the trees are here.
 
 A tree asks eight yes-or-no questions, the same ones on all its branches, so that the answers are the eight bits of the
 number of its leaf. The leaves of all trees add up to log(measured / model). thin's forms have trees of their own, and
-outer's: one set for all kernels spends its questions on what tells them apart. ``bench/fit_residuals.py`` makes the file of trees
-from records of ``bench/chooser.py`` and says how good they are on shapes that they haven't seen.
+outer's: one set for all kernels spends its questions on what tells them apart. ``bench/fit_residuals.py`` makes the
+file of trees from records of ``bench/chooser.py`` and says how good they are on shapes that they haven't seen.
 
 They hold for what was timed, one product of row-major factors with dimensions up to 8192 on a GPU like that one;
 elsewhere the models stand alone.
@@ -30,7 +30,7 @@ from numba_gemm.problem import Problem
 
 #: Compute capability and SMs of the GPU whose times these are.
 ARCH, SM_COUNT = (9, 0), 132
-#: The dimensions that were drawn; a vector is gemv's.
+#: The dimensions that were drawn; of vectors outer's trees alone know.
 SMALLEST, LARGEST = {"m": 2, "n": 2, "k": 1}, 8192
 #: Candidates beyond so many times the cheapest keep the cycles of the model: no correction would bring them to the top.
 NEAR = 2.0
@@ -125,9 +125,9 @@ class Trees(NamedTuple):
         return self.leaves[trees, leaf].sum(axis=0, dtype=np.float64) + self.bias
 
 
-def known(problem: Problem, sm_count: int, arch: tuple[int, int]) -> bool:
-    """Whether the trees hold for a product on a GPU."""
-    drawn = all(least <= getattr(problem, name) <= LARGEST for name, least in SMALLEST.items())
+def known(problem: Problem, sm_count: int, arch: tuple[int, int], *, vectors: bool = False) -> bool:
+    """Whether the trees hold for a product on a GPU; for one with a vector if ``vectors`` says so."""
+    drawn = all((1 if vectors else least) <= getattr(problem, name) <= LARGEST for name, least in SMALLEST.items())
     return drawn and problem.is_row_major and problem.batch == 1 and (sm_count, arch) == (SM_COUNT, ARCH)
 
 

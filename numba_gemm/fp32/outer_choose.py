@@ -21,7 +21,8 @@ class Costs(NamedTuple):
 
     ``launch``; ``wait`` for each load of B that isn't under way from the start; ``alone`` for an FMA of a warp before
     others hide it. Of a warp, in a quarter of an SM's time: ``shared_load``, ``load``, ``store``. ``bytes`` that an SM
-    stores in a cycle. ``overlap``: how far the last two hide one another (the exponent of a norm).
+    stores in a cycle. ``overlap``: how far the last two hide one another (the exponent of a norm). ``columns``: what is
+    left of all if B's columns are contiguous, from 80 shapes.
     """
 
     launch: float = 3970
@@ -32,6 +33,7 @@ class Costs(NamedTuple):
     store: float = 4.6
     bytes: float = 14.3
     overlap: float = 1.41
+    columns: float = 0.9
 
 
 COSTS = Costs()
@@ -55,19 +57,17 @@ def cycles(problem: Problem, tile: Tile, sm_count: int, arch: tuple[int, int]) -
     waits = 0 if by_shared else max(0, -(-passes // tile["ahead"]) - 1)
     latency = costs.wait * waits + costs.alone * terms * rows * columns
     warp = terms * (costs.shared_load * rows / 4 + costs.load * accesses) + costs.store * rows * accesses
-    if by_shared:  # the copies of B, 4 bytes for a lane
-        warp += costs.load * terms * columns / tile["warps"]
     work = -(-blocks // sm_count) * tile["warps"] * warp
     moved = problem.bytes_moved / (sm_count * costs.bytes)
     both = float((work**costs.overlap + moved**costs.overlap) ** (1 / costs.overlap))
-    return costs.launch + rounds * latency + both
+    return (costs.launch + rounds * latency + both) * (costs.columns if by_shared else 1.0)
 
 
 @functools.lru_cache(maxsize=4096)
 def choices(problem: Problem, sm_count: int, arch: tuple[int, int]) -> tuple[Choice, ...]:
     """All tiles that take a product, the cheapest first."""
     found = modelled(problem, sm_count, arch)
-    if known(problem, sm_count, arch):
+    if known(problem, sm_count, arch, vectors=True):
         right = corrected([candidate(problem, choice, sm_count, arch) for choice in found])
         found = [choice._replace(cycles=cycles) for choice, cycles in zip(found, right, strict=True)]
     return tuple(sorted(found, key=lambda choice: choice.cycles))
@@ -85,7 +85,7 @@ def candidate(problem: Problem, choice: Choice, sm_count: int, arch: tuple[int, 
     passes = -(-problem.k // tile["unroll_k"])
     return Candidate(
         problem=problem,
-        form=_forms().index((problem.b_layout, *tile.values())),
+        form=_forms().index((problem.b_layout, tuple(tile.values()))),
         block_m=tile["warps"] * tile["rows"],
         block_n=WARP * tile["columns"],
         wide=(False, tile["vector_width"] == 4, tile["vector_width"] == 4),
@@ -109,8 +109,8 @@ def candidate(problem: Problem, choice: Choice, sm_count: int, arch: tuple[int, 
 
 
 @functools.cache
-def _forms() -> list[tuple[str | int, ...]]:
-    every = ((layout, *tile.values()) for (layout, _), tiles in TILES.items() for tile in tiles)
+def _forms() -> list[tuple[str, tuple[int, ...]]]:
+    every = ((layout, tuple(tile.values())) for (layout, _), tiles in TILES.items() for tile in tiles)
     return list(dict.fromkeys(every))
 
 

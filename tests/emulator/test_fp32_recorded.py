@@ -36,6 +36,7 @@ from fp32_inputs import (  # noqa: E402
 from numba_gemm.cases import Case  # noqa: E402
 from numba_gemm.catalog import LADDER  # noqa: E402
 from numba_gemm.fp32.gemv_specs import GEMV  # noqa: E402
+from numba_gemm.fp32.outer_specs import OUTER  # noqa: E402
 from numba_gemm.fp32.thin_specs import THIN  # noqa: E402
 from numba_gemm.fp32.thin_tiles import TILES  # noqa: E402
 from numba_gemm.fp32.v8_choose import SHAPES  # noqa: E402
@@ -164,6 +165,10 @@ def test_thin_s_cases_cover_its_forms_and_parts():
     assert {tuple(item for item in config if item[0] != "parts") for config in configs} == set(THIN.configs)
     split = [dict(config) for config in configs if dict(config).get("parts", 1) > 1]
     assert {(form["form"], form.get("vector_width", 1), form["narrow"]) for form in split} == set(TILES)
+
+
+def test_outer_s_cases_cover_its_forms():
+    assert {plan("outer", case)[2] for case in cases("outer")} == set(OUTER.configs)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

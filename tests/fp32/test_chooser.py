@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from numba_gemm.choose import choose
-from numba_gemm.fp32 import thin_choose, thin_tiles, v8_choose
+from numba_gemm.fp32 import outer_choose, outer_tiles, thin_choose, thin_tiles, v8_choose
 from numba_gemm.problem import Problem
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 import chooser
 
 THIN, WIDE = Problem.packed(1500, 5, 800), Problem.packed(300, 400, 500)
+SHORT = Problem.packed(300, 401, 20)
 
 
 def names(problem, **which):
@@ -23,7 +24,7 @@ def names(problem, **which):
 
 
 @pytest.mark.parametrize("which", [{}, {"wide": True}, {"near": True}, {"kernel": "thin"}], ids=str)
-@pytest.mark.parametrize("problem", [THIN, WIDE], ids=["thin", "wide"])
+@pytest.mark.parametrize("problem", [THIN, WIDE, SHORT], ids=["thin", "wide", "short"])
 def test_the_pick_is_first_and_no_form_is_there_twice(problem, which):
     found = chooser.contenders(problem, *chooser.H200, **which)
     assert found[0] == choose(problem, arch=(9, 0), sm_count=132)
@@ -57,6 +58,18 @@ def test_all_forms_of_thin_are_wide():
     assert names(THIN, wide=True).count("thin") == names(THIN, wide=True, kernel="thin").count("thin") == wide
     assert names(THIN, kernel="thin").count("thin") <= wide
     assert "thin" not in names(WIDE, wide=True)
+
+
+def test_all_forms_of_outer_are_wide_and_vectors_have_them_too():
+    for problem in (SHORT, Problem.packed(1, 401, 20)):
+        found = outer_choose.choices(problem, 132, (9, 0))
+        wide = sum(choice.cycles <= chooser.WIDE * found[0].cycles for choice in found)
+        assert wide == len(outer_tiles.tiles_of(problem)) > 1
+        assert (
+            names(problem, wide=True).count("outer") == names(problem, wide=True, kernel="outer").count("outer") == wide
+        )
+    assert "outer" in names(Problem.packed(300, 401, 5), near=True)
+    assert "outer" not in names(WIDE, wide=True)
 
 
 def test_all_near_forms_of_v8_are_wide():

@@ -12,6 +12,7 @@ import numba_gemm as ng
 from numba_gemm.arrange import pointer_slots
 from numba_gemm.choose import choose
 from numba_gemm.fp32.gemv_specs import GEMV
+from numba_gemm.fp32.outer_specs import OUTER
 from numba_gemm.fp32.skinny_specs import SKINNY
 from numba_gemm.fp32.thin_choose import choose_form
 from numba_gemm.fp32.thin_specs import THIN
@@ -43,6 +44,11 @@ CALLS = {
     "few vectors, columns": ("thin", draw(70, 40), draw(40, 3, seed=1)),
     "few vectors, odd": ("thin", draw(7, 19), draw(19, 33, seed=1)),
     "few vectors, stepped": ("thin", draw(8, 24)[:, ::2], draw(12, 36, seed=1)),
+    "short K": ("outer", draw(40, 5), draw(5, 68, seed=1)),
+    "short K, columns": ("outer", draw(40, 6), draw(44, 6, seed=1).T),
+    "short K, odd": ("outer", draw(37, 9), draw(9, 33, seed=1)),
+    "short K, stepped": ("outer", draw(20, 24)[:, ::2], draw(12, 36, seed=1)),
+    "short K, stack": ("outer", draw(3, 20, 7), draw(7, 24, seed=1)),
     "few vectors, stack": ("thin", draw(3, 5, 12), draw(12, 20, seed=1)),
     "large": ("v8", draw(70, 45), draw(45, 67, seed=1)),
     "large, transposed": ("v8", draw(44, 72).T, draw(68, 44, seed=1).T),
@@ -60,9 +66,9 @@ def test_calls_are_right(name):
 
 
 def test_other_shapes_name_a_kernel_that_can():
-    for kernel in ("gemv", "skinny", "thin"):
+    for kernel, k in (("gemv", 8), ("skinny", 8), ("thin", 8), ("outer", 33)):
         with pytest.raises(ng.KernelConstraintError, match="kernel 'v7' can"):
-            ng.matmul(draw(100, 8), draw(8, 100), kernel=kernel, device="emulator")
+            ng.matmul(draw(100, k), draw(k, 100), kernel=kernel, device="emulator")
 
 
 @pytest.mark.parametrize("shape", [(64, 64, 64), (256, 256, 256), (1, 68, 40), (8, 256, 40)], ids=str)
@@ -84,6 +90,8 @@ BLOCKS = [
     (SKINNY, (6, 1000, 640), [(6, 512, 640)], [((9, 512, 640), "the narrow side, 9"), ((6, 64, 16), "runs")]),
     (THIN, (1000, 8, 64), [(64, 8, 64), (9, 8, 64)], [((5, 8, 64), "isn't read along"), ((64, 1, 64), "gemv")]),
     (THIN, (4, 1000, 64), [(4, 64, 64), (3, 8, 64)], [((4, 6, 64), "multiple of 4"), ((6, 64, 64), "narrow side, 6")]),
+    (OUTER, (1000, 100, 5), [(64, 100, 5), (3, 40, 32)], [((64, 99, 5), "multiple of 4"), ((64, 100, 33), "K = 33")]),
+    (OUTER, (1000, 99, 5), [(64, 99, 5), (64, 100, 5), (2, 1, 1)], [((64, 99, 40), "K = 40 is more than 32")]),
     (GEMV, (1, 1000, 64), [(1, 64, 64)], [((1, 1, 64), "isn't read across"), ((1, 63, 64), "multiple of 4")]),
     (GEMV, (1000, 1, 2048), [(64, 1, 2048), (1, 1, 2048)], [((64, 1, 2047), "multiple of 4")]),
 ]
