@@ -99,7 +99,8 @@ def every_outer_tile() -> Iterator[Case]:
             m, n = 2 * tile["rows"] * tile["warps"] + 3, 32 * tile["columns"] + (36 if aligned else 37)
             alpha, beta = ((1.0, 0.0), (0.75, -1.25))[number % 2]
             in_memory = "packed" if layout == "row" else "transposed"
-            yield TileCase(m, n, (5, 13, 32)[number % 3], in_memory, alpha=alpha, beta=beta, tile=number)
+            k = (5, 13, 32)[number % 3]
+            yield TileCase(m, n, k, layout=in_memory, alpha=alpha, beta=beta, tile=number)
 
 
 def tile_of(shape: Shape) -> str:
