@@ -59,6 +59,8 @@ def design(label: str) -> str:
         return f"skinny {values['block_i']}×{values['block_j']}"
     if kernel == "thin":
         return f"thin, {values['narrow']} {values['form']}" + (", K in parts" if "parts" in values else "")
+    if kernel == "outer":
+        return f"outer, {values['rows']}×{values['columns']}"
     if kernel == "w2":
         parts = [f"w2 {tile} {_SCHEDULES[values['schedule']]}"]
         parts += ["in a cluster"] if "2" in (values["cluster_m"], values["cluster_n"]) else []

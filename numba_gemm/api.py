@@ -298,7 +298,7 @@ class KernelTable(tuple[KernelInfo, ...]):
 
 
 def kernels() -> KernelTable:
-    """The ladder, foot first. ``kernel=`` also takes ``gemv``, ``thin``, ``skinny`` and the CUDA C++ twins.
+    """The ladder, foot first. ``kernel=`` also takes ``gemv``, ``thin``, ``skinny``, ``outer`` and the CUDA C++ twins.
 
     Examples
     --------

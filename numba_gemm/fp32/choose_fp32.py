@@ -20,9 +20,13 @@ from numba_gemm.problem import Problem
 #: The first compute capability that has asynchronous copies, of which v8, skinny, thin and outer are made.
 ASYNC_ARCH = (8, 0)
 
-#: A row vector times a row-major B goes to outer where N is so much and more, by the longest K of each pair. Times of
-#: gemv and v8 over outer's on an H200: 1.1 to 1.7 inside; 0.9 to 1.0 just outside, 0.7 at half of N or twice K.
-OUTER_ROWS = ((2, 1), (4, 32), (8, 128), (16, 1024), (20, 4096))
+#: A row vector times a row-major B goes to outer where N is so much and more, by the longest K of each pair; whether
+#: accesses of 16 bytes are aligned. Times of gemv and v8 over outer's on an H200: 1.0 to 1.7 inside, and mostly 0.7 to
+#: 1.0 outside.
+OUTER_ROWS = {
+    True: ((8, 1), (12, 256), (16, 2048), (20, 4096)),
+    False: ((2, 1), (4, 64), (8, 96), (16, 2048), (20, 4096)),
+}
 #: And v8's if it is no longer than one stage of v8's tiles: 1×2432×31 2.7 µs by gemv and 2.4 by v8; but 1×1458×29 2.5
 #: and 2.7. Of a column vector v8 would copy one word for a whole tile.
 FLAT_K, FLAT_OUTPUTS = 32, 2048
@@ -90,7 +94,7 @@ def _for_vector(problem: Problem, sm_count: int) -> str:
     """The kernel for a product with a vector: gemv, where the other factor doesn't have many outputs of a few terms."""
     m, n, k = problem.m, problem.n, problem.k
     if m == 1 and problem.b_layout == "row":
-        least = next((least for longest, least in OUTER_ROWS if k <= longest), None)
+        least = next((least for longest, least in OUTER_ROWS[outer_tiles.by_16_bytes(problem)] if k <= longest), None)
         if least is not None and n >= least and problem.batch == 1:
             return "outer"
         return "v8" if k <= FLAT_K and n >= FLAT_OUTPUTS else "gemv"

@@ -285,9 +285,9 @@ def test_picks_of_all_kernels_on_random_shapes_that_the_trees_have_not_seen():
         regrets.append(times[label(spec, config)] / min(times.values()))
         by_kernel[spec.name] += 1
     assert len(regrets) == 200
-    assert sum(one <= 1.05 for one in regrets) >= 198
-    assert statistics.geometric_mean(regrets) < 1.0025
-    assert min(by_kernel[name] for name in ("gemv", "thin", "v8")) > 10
+    assert max(regrets) <= 1.05
+    assert statistics.geometric_mean(regrets) < 1.001
+    assert min(by_kernel[name] for name in ("gemv", "outer", "thin", "v8")) > 10
 
 
 def test_times_of_thin_are_known_to_a_few_percent_at_shapes_that_the_trees_have_not_seen():
