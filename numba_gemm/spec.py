@@ -163,6 +163,7 @@ class KernelSpec:
     files : names of PTX or CUDA files whose text enters the cache key too.
     entry_name : the entry's name where every form has the same.
     geometry_of : what a form is launched with, where forms differ in it.
+    occupancy_of : the occupancy promised for a form on a compute capability, where its parameter isn't it everywhere.
     select : a form for a problem, a number of SMs and a compute capability, where a list of forms wouldn't do.
     plan_of : the launches of a problem, where one with the usual parameters wouldn't do.
     candidates : the forms that are worth timing for a problem, for the same arguments as ``select``'s.
@@ -190,6 +191,7 @@ class KernelSpec:
     files: tuple[str, ...] = ()
     entry_name: str | None = None
     geometry_of: Callable[[Config], Geometry] | None = field(default=None, repr=False)
+    occupancy_of: Callable[[Config, tuple[int, int]], int] | None = field(default=None, repr=False)
     select: Callable[[Problem, int, tuple[int, int]], Config] | None = field(default=None, repr=False)
     plan_of: Callable[[KernelSpec, Problem, Config], LaunchPlan] | None = field(default=None, repr=False)
     candidates: Callable[[Problem, int, tuple[int, int]], list[Config]] | None = field(default=None, repr=False)
@@ -213,8 +215,10 @@ class KernelSpec:
             return self.geometry_of(config)
         return Geometry(self.block_tile, self.threads)
 
-    def blocks_per_sm(self, config: Config) -> int:
-        """Occupancy promised to ptxas for one form: its parameter ``blocks_per_sm`` if it has one."""
+    def blocks_per_sm(self, config: Config, arch: tuple[int, int]) -> int:
+        """Occupancy promised to ptxas for one form on a GPU: its parameter ``blocks_per_sm`` if it has one."""
+        if self.occupancy_of is not None:
+            return self.occupancy_of(config, arch)
         return int(dict(config).get("blocks_per_sm", self.min_blocks_per_sm))
 
     def grid(self, m: int, n: int, config: Config = ()) -> int:

@@ -99,7 +99,7 @@ def kernel_ptx(spec: KernelSpec, config: Config, arch: tuple[int, int]) -> str:
         spec.abi,
         arch,
         threads=spec.geometry(config).threads,
-        min_blocks_per_sm=spec.blocks_per_sm(config),
+        min_blocks_per_sm=spec.blocks_per_sm(config, arch),
         name=spec.entry(config),
     )
 
@@ -129,7 +129,7 @@ def _digest(spec: KernelSpec, config: Config, arch: tuple[int, int]) -> str:
         repr(config),
         spec.entry(config),
         arch_name(arch),
-        f"{spec.abi} threads={spec.geometry(config).threads} min_blocks={spec.blocks_per_sm(config)}",
+        f"{spec.abi} threads={spec.geometry(config).threads} min_blocks={spec.blocks_per_sm(config, arch)}",
         _toolchain(),
         os.environ.get("NUMBA_GEMM_ASSEMBLER", ""),
     ]

@@ -188,10 +188,10 @@ def global_rows(columns: int, vector_width: int, unroll_k: int):
     vectorised = vector_width == 4
 
     def load_rows(matrix, ldb, column_of, k, end, values, slot):
-        row = offset_pointer(matrix, int64(k) * ldb)
         for u in unroll(unroll_k):
-            into = slot * unroll_k + u
-            if uint32(k + uint32(u)) < end:
+            at, into = uint32(k + uint32(u)), slot * unroll_k + u
+            if at < end:
+                row = offset_pointer(matrix, int64(at) * ldb)
                 for c in unroll(0, columns, vector_width):
                     if vectorised:
                         w, x, y, z = load_global_v4(row, column_of[c])
@@ -201,7 +201,6 @@ def global_rows(columns: int, vector_width: int, unroll_k: int):
             else:
                 for c in unroll(columns):
                     values[into, c] = float32(0)
-            row = offset_pointer(row, ldb)
 
     return device_function(expand_unrolled(load_rows))
 

@@ -27,6 +27,15 @@ def _geometry(config: Config) -> Geometry:
     return Geometry(tile, values["warps"] * WARP)
 
 
+#: From sm_120 on a form with more blocks on an SM would get 48 registers and spill two of them.
+FEWER_FROM, FEWER_BLOCKS = (12, 0), 18
+
+
+def _occupancy(config: Config, arch: tuple[int, int]) -> int:
+    blocks = int(dict(config)["blocks_per_sm"])
+    return min(blocks, FEWER_BLOCKS) if arch >= FEWER_FROM else blocks
+
+
 def _plan(spec: KernelSpec, problem: Problem, config: Config) -> LaunchPlan:
     p, tile = problem, {name: int(value) for name, value in config if isinstance(value, int)}
     a_strides = (p.lda, 1) if p.a_layout == "row" else (1, p.lda)
@@ -59,6 +68,7 @@ OUTER = KernelSpec(
     batched=True,
     helpers=("numba_gemm.intrinsics", "numba_gemm.fp32.epilogue", "numba_gemm.fp32.v8_intrinsics"),
     geometry_of=_geometry,
+    occupancy_of=_occupancy,
     select=choose_form,
     plan_of=_plan,
     candidates=candidates,

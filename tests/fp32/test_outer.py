@@ -209,4 +209,11 @@ def test_no_form_spills(config, arch):
     resources = compile_kernel(OUTER, config, arch).resources
     assert not resources.uses_local_memory
     geometry = OUTER.geometry(config)
-    assert resources.registers * geometry.threads * dict(config)["blocks_per_sm"] <= 65536
+    assert resources.registers * geometry.threads * OUTER.blocks_per_sm(config, arch) <= 65536
+
+
+def test_sm_120_gets_registers_for_fewer_blocks():
+    most = max(OUTER.configs, key=lambda config: dict(config)["blocks_per_sm"])
+    assert [OUTER.blocks_per_sm(most, arch) for arch in ((8, 0), (9, 0), (12, 0))] == [20, 20, 18]
+    others = [config for config in OUTER.configs if config != most]
+    assert all(OUTER.blocks_per_sm(config, (12, 0)) == dict(config)["blocks_per_sm"] for config in others)
