@@ -286,7 +286,7 @@ def test_picks_of_all_kernels_on_random_shapes_that_the_trees_have_not_seen():
         by_kernel[spec.name] += 1
     assert len(regrets) == 200
     assert max(regrets) <= 1.05
-    assert statistics.geometric_mean(regrets) < 1.001
+    assert statistics.geometric_mean(regrets) < 1.0015
     assert min(by_kernel[name] for name in ("gemv", "outer", "thin", "v8")) > 10
 
 
