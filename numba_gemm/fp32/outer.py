@@ -15,8 +15,8 @@ A           any strides. The block's rows come whole, by 4-byte cp.async, which 
             from where a 16-byte load brings 4 rows at one k for all lanes of a warp at once.
 Sums        every output's terms in the order of k, by one thread: a product cut into blocks gives the same bits.
 Edges       A's rows and terms outside count as zero and are not read; outputs outside are not stored.
-Bound by    the launch below some 4 MB; stores of C at K = 1, 2; past that by the issue of instructions, more than half of
-            them not FMAs (82% of the slots at 4014×3026×5, 4-byte accesses). Past K = 16 v8's tiles take over.
+Bound by    the launch below some 4 MB; stores of C at K = 1, 2; past that by the issue of instructions, more than half
+            of them not FMAs (82% of the slots at 4014×3026×5, 4-byte accesses). Past K = 16 v8's tiles take over.
 
 Tried       (H200) 8 columns a thread by 16 bytes: no product of 3 million outputs and more has one of them among its
             fastest two. One pointer that walks along B's rows in place of an address for each: 15% faster with 4×1
