@@ -112,14 +112,14 @@ def build(
         for s in unroll(sums):
             total[s] = float32(0)
 
-        a_ring = shared_address(shared, uint32(0))
-        b_ring = uint32(a_ring + uint32(4 * MAX_K * a_pitch))
-        a_at = uint32(a_ring + warp * uint32(4 * rows))
-        b_at = uint32(b_ring + lane * uint32(4 * vector_width))
-        copy_a(offset_pointer(left_factor, int64(first_row) * a_stride_i), a_ring, int32(M - first_row), int32(K),
+        a_shared = shared_address(shared, uint32(0))
+        b_shared = uint32(a_shared + uint32(4 * MAX_K * a_pitch))
+        a_at = uint32(a_shared + warp * uint32(4 * rows))
+        b_at = uint32(b_shared + lane * uint32(4 * vector_width))
+        copy_a(offset_pointer(left_factor, int64(first_row) * a_stride_i), a_shared, int32(M - first_row), int32(K),
                a_stride_i, a_stride_k, thread)  # fmt: skip
         if by_shared:
-            copy_b(offset_pointer(right_factor, int64(first_column) * ldb), b_ring, int32(N - first_column), int32(K),
+            copy_b(offset_pointer(right_factor, int64(first_column) * ldb), b_shared, int32(N - first_column), int32(K),
                    ldb, int64(1), thread)  # fmt: skip
         cp_async_commit()
         if not by_shared:
