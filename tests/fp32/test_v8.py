@@ -175,7 +175,7 @@ def test_what_would_be_tiles_of_one_column_or_row_is_apart_in_large_products():
             assert {name for name, _ in chosen(*shape).apart} == names
         every = choices(Problem.packed(*shape), 132, (9, 0))
         these = [choice.cycles for choice in every if {name for name, _ in choice.apart} == names]
-        assert min(these) <= 1.001 * min(choice.cycles for choice in every)
+        assert min(these) <= 1.005 * min(choice.cycles for choice in every)  # the trees know times to some 1%
 
 
 def test_blocks_of_a_product_have_a_form_without_a_row_or_column_apart():
