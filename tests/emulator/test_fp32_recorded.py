@@ -70,9 +70,12 @@ def test_the_record_is_of_an_h200_and_of_these_cases(record):
 @needs_record
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_the_gpu_s_bits(record, kernel, request):
-    """Of the kernels with a form for each problem, which take seconds to compile, every fourth case but with --slow."""
+    """Of the kernels with a form for each problem, which take seconds to compile, every fourth case but with --slow.
+
+    Of thin, which has most forms, every eighth.
+    """
     few = kernel not in LADDER or LADDER[kernel].select is not None
-    step = 4 if few and not request.config.getoption("--slow") else 1
+    step = (8 if kernel == "thin" else 4) if few and not request.config.getoption("--slow") else 1
     change = canonical if record["nan"] == "canonical" else lambda bits: bits
     wrong = []
     for case in list(cases(kernel))[::step]:
