@@ -171,11 +171,13 @@ def test_what_would_be_tiles_of_one_column_or_row_is_apart_in_large_products():
         ((513, 513, 513), set()),
     ):
         assert {name for name, _ in by_model(*shape).apart} == names
-        if shape not in ((4097, 4096, 4096), (4097, 4097, 4097)):  # by the trees another form is as fast there
+        tied = shape in ((4097, 4096, 4096), (4097, 4097, 4097))  # by the trees another form is as fast there
+        if not tied:
             assert {name for name, _ in chosen(*shape).apart} == names
         every = choices(Problem.packed(*shape), 132, (9, 0))
         these = [choice.cycles for choice in every if {name for name, _ in choice.apart} == names]
-        assert min(these) <= 1.005 * min(choice.cycles for choice in every)  # the trees know times to some 1%
+        most = 1.005 if tied else 1.001  # the trees know times to some 1%
+        assert min(these) <= most * min(choice.cycles for choice in every)
 
 
 def test_blocks_of_a_product_have_a_form_without_a_row_or_column_apart():
